@@ -1,0 +1,70 @@
+"""The only file that may touch jax's private modules or ask jax its version."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import jax
+from jax._src import core as _core
+from jax._src import source_info_util as _source_info
+
+JAX_VERSION: str = jax.__version__
+
+
+def key_shape_and_dtype(aval: Any) -> tuple[tuple[int, ...], Any]:
+    """Shape and dtype of an abstract value; keys keep their extended dtype."""
+    return tuple(int(d) for d in aval.shape), aval.dtype
+
+
+def is_extended(dtype: Any) -> bool:
+    """Whether `dtype` is one of jax's extended dtypes (PRNG keys)."""
+    return jax.dtypes.issubdtype(dtype, jax.dtypes.extended)
+
+
+def source_line(source_info: Any) -> str:
+    """'file.py:12 (function)' of the user's frame, '' where there is none."""
+    return _source_info.summarize(source_info) if source_info is not None else ""
+
+
+def name_scope(source_info: Any) -> str:
+    """The name-scope path that jax recorded, transformations included."""
+    return str(source_info.name_stack) if source_info is not None else ""
+
+
+@contextlib.contextmanager
+def source_context(source_info: Any):
+    """Equations bound inside carry `source_info`'s frame and name scope into the compiled program."""
+    if source_info is None:
+        yield
+        return
+    with _source_info.user_context(source_info.traceback, name_stack=source_info.name_stack):
+        yield
+
+
+def inner_jaxprs(params: Any) -> list[Any]:
+    """Every (closed) jaxpr among an equation's params."""
+    return list(_core.jaxprs_in_params(params))
+
+
+def empty_name_stack() -> Any:
+    """The name-scope path of the outermost level."""
+    return _source_info.NameStack()
+
+
+def has_effects(primitive: Any, params: Any) -> bool:
+    """Whether an equation does something beside computing its results (prints, callbacks, state)."""
+    return any(jaxpr.effects for jaxpr in inner_jaxprs(params)) or primitive.name in _EFFECTFUL
+
+
+def bind(primitive: Any, values: Any, params: dict[str, Any]) -> Any:
+    """Binds a primitive with an equation's params; primitives that take functions get them built from the params."""
+    bound = primitive.get_bind_params(params)
+    if isinstance(bound, tuple):  # older jax: (functions, params)
+        functions, rest = bound
+        return primitive.bind(*functions, *values, **rest)
+    return primitive.bind(*values, **bound)
+
+
+_EFFECTFUL = frozenset({"debug_callback", "debug_print", "io_callback", "run_state", "check"})
+optimization_barrier = jax.make_jaxpr(jax.lax.optimization_barrier)(0.0).eqns[0].primitive

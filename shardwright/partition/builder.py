@@ -1,0 +1,108 @@
+"""The state of lowering one block: operations so far, and where each variable can be had."""
+
+from __future__ import annotations
+
+import math
+
+from shardwright.partition.context import Context, device_shape, padded_shape
+from shardwright.partition.cuts import Cuts
+from shardwright.partition.device import Constant, Fallback, Move, Op, Slot
+from shardwright.partition.routes import route
+from shardwright.plan.placement import Placement, local_shape, whole, without_partial
+from shardwright.program.ir import Atom, Equation, Literal, Source, Var
+from shardwright.rules.classes import Facts
+
+
+class Builder:
+    """Operations of one block, and for each variable its slots: the first is where it was computed."""
+
+    def __init__(self, context: Context, cuts: Cuts, wanted: list[Placement | None], stay_pending: frozenset[int],
+                 fallbacks: list[Fallback]):
+        self.context = context
+        self.cuts = cuts
+        self.wanted = wanted
+        self.stay_pending = stay_pending
+        self.fallbacks = fallbacks
+        self.ops: list[Op] = []
+        self.result_source = Source()
+        self._slots: dict[Var, dict[Placement, Slot]] = {}
+        self._constants: dict[int, Var] = {}
+
+    def slot(self, v: Var, placement: Placement) -> Slot:
+        """A new slot for `v`."""
+        return Slot(v.aval, placement, device_shape(self.context, v, placement))
+
+    def define(self, v: Var, slot: Slot) -> None:
+        """`v` has just been computed in `slot`."""
+        self._slots[v] = {slot.placement: slot}
+
+    def available(self, v: Var) -> dict[Placement, Slot]:
+        """Every placement in which `v` can be had without a move."""
+        return self._slots[v]
+
+    def primary(self, a: Atom) -> Slot:
+        """Where `a` was computed; a constant is whole everywhere."""
+        if isinstance(a, Var):
+            return next(iter(self._slots[a].values()))
+        return self._constant(a)
+
+    def _constant(self, a: Literal) -> Slot:
+        slot = Slot(a.aval, whole(a.aval.ndim), a.aval.shape)
+        self.ops.append(Constant(a.value, (slot,)))
+        return slot
+
+    def parts(self, axes: tuple[str, ...]) -> int:
+        """Into how many blocks these axes cut."""
+        return math.prod(self.context.mesh[a] for a in axes)
+
+    def block_size(self, eqn: Equation, facts: Facts, factor: int, axes: tuple[str, ...]) -> int:
+        """Size of one block of a factor, in its own units."""
+        size = facts.factors.sizes[factor]
+        c = facts.classes[factor]
+        if not axes or c is None:
+            return size
+        unit = self.context.classes.all[c].size
+        padded = self.context.padded_sizes[c] * (size // unit)
+        return padded // self.parts(axes)
+
+    def get(self, a: Atom, placement: Placement, source: Source, why: str) -> Slot:
+        """`a` in this placement, moved there if it cannot be had otherwise."""
+        if isinstance(a, Var):
+            v, slots = a, self._slots[a]
+        else:
+            v, slot = Var(a.aval), self.primary(a)
+            slots = {slot.placement: slot}
+        if placement in slots:
+            return slots[placement]
+        if not any(set(placement.partial) <= set(at.partial) for at in slots):
+            return self._masked(v, slots, placement, source, why)
+        return self._moved(v, slots, placement, source, why)
+
+    def _masked(self, v: Var, slots: dict[Placement, Slot], placement: Placement, source: Source, why: str) -> Slot:
+        """A value that is not pending but must enter a pending sum: the first device keeps it, the others hold zero."""
+        slot = self._moved(v, slots, without_partial(placement), source, why)
+        target = Slot(v.aval, placement, slot.shape)
+        self.ops.append(Move("mask", (slot,), (target,), tuple(a for a, _ in placement.partial), source, why=why))
+        slots[placement] = target
+        return target
+
+    def _moved(self, v: Var, slots: dict[Placement, Slot], placement: Placement, source: Source, why: str) -> Slot:
+        if v in self.context.classes.of:
+            padded = padded_shape(self.context, v)
+        else:  # a constant has no class
+            padded = tuple(math.ceil(n / self.parts(axes)) * self.parts(axes) for n, axes in zip(v.aval.shape, placement.dims, strict=True))
+        best = None
+        for at, slot in slots.items():
+            if not set(placement.partial) <= set(at.partial):
+                continue
+            found = route(v.aval.shape, padded, v.aval.itemsize, at, placement, self.context.mesh_items)
+            if best is None or found[0] < best[0][0]:
+                best = found, slot
+        assert best is not None, f"{placement} cannot be reached from {list(slots)}"
+        (_, steps), slot = best
+        for step in steps:
+            target = Slot(v.aval, step.target, local_shape(v.aval.shape, padded, step.target, self.context.mesh))
+            self.ops.append(Move(step.kind, (slot,), (target,), step.axes, source, step.dim, step.other_dim, step.monoid, why))
+            slots[step.target] = slot = target
+        return slot
+

@@ -1,0 +1,97 @@
+"""What every stage of the partitioner reads: the program's classes under one decision."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+from shardwright.plan.decision import AxisPlan, Decision
+from shardwright.plan.placement import Placement, local_shape
+from shardwright.program.ir import Leaf, Program, Role, Var
+from shardwright.rules.classes import Classes
+
+SMALL_BYTES = 16384
+"""Below this a leaf stays whole at rest, and what updates it runs whole: its gather would cost more than it saves."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Context:
+    """A program, its classes and a decision."""
+
+    program: Program
+    classes: Classes
+    decision: Decision
+    mesh: Mapping[str, int]
+    padded_sizes: tuple[int, ...]
+
+    @property
+    def mesh_items(self) -> tuple[tuple[str, int], ...]:
+        """The mesh, hashable."""
+        return tuple(self.mesh.items())
+
+
+def make_context(program: Program, classes: Classes, decision: Decision) -> Context:
+    """Fixes the padded size of every class: the least multiple of the product of the axes that cut it."""
+    padded = []
+    for c in classes.all:
+        parts = decision.parts(c.id)
+        padded.append(math.ceil(c.size / parts) * parts)
+    return Context(program, classes, decision, decision.mesh, tuple(padded))
+
+
+def padded_shape(context: Context, var: Var) -> tuple[int, ...]:
+    """Size of each of `var`'s dims when it is cut."""
+    of = context.classes.of[var]
+    return tuple(
+        context.padded_sizes[c] * (size // context.classes.all[c].size) if context.classes.all[c].size else size
+        for size, c in zip(var.aval.shape, of, strict=True))
+
+
+def device_shape(context: Context, var: Var, placement: Placement) -> tuple[int, ...]:
+    """Shape of one device's part of `var`."""
+    return local_shape(var.aval.shape, padded_shape(context, var), placement, context.mesh)
+
+
+def natural(context: Context, var: Var) -> Placement:
+    """Where `var` lies if nothing else is known: on each axis cut by the first class on the axis' lists that it has."""
+    dims: list[tuple[str, ...]] = [()] * var.aval.ndim
+    for axis_plan in context.decision.axes:
+        dim = _first_dim(context, var, axis_plan)
+        if dim is not None:
+            dims[dim] = (*dims[dim], axis_plan.axis)
+    return Placement(tuple(dims))
+
+
+def _first_dim(context: Context, var: Var, axis_plan: AxisPlan) -> int | None:
+    of = context.classes.of[var]
+    small = var.aval.bytes < SMALL_BYTES
+    for c in axis_plan.compute + (() if small else axis_plan.store):
+        for dim, found in enumerate(of):
+            if found == c and context.classes.all[c].size > 1:
+                return dim
+    return None
+
+
+def at_rest(context: Context, leaf: Leaf, var: Var) -> Placement:
+    """Where a leaf lies between steps: as natural, but only dims that divide, and whole where the decision keeps its role whole."""
+    pinned = context.decision.pins.get(leaf.name)
+    dims: list[tuple[str, ...]] = [() if p is None else p for p in pinned] if pinned else [()] * var.aval.ndim
+    used = {a for axes in dims for a in axes}
+    state = leaf.role in (Role.PARAMETER, Role.OPTIMIZER)
+    for axis_plan in context.decision.axes:
+        if axis_plan.axis in used:
+            continue
+        stored = axis_plan.store if state and leaf.role in axis_plan.rest and var.aval.bytes >= SMALL_BYTES else ()
+        for dim in _candidates(context, var, axis_plan.compute + stored):
+            free = pinned is None or pinned[dim] is None
+            parts = math.prod(context.mesh[a] for a in (*dims[dim], axis_plan.axis))
+            if free and var.aval.shape[dim] and padded_shape(context, var)[dim] == var.aval.shape[dim] and var.aval.shape[dim] % parts == 0:
+                dims[dim] = (*dims[dim], axis_plan.axis)
+                break
+    return Placement(tuple(dims))
+
+
+def _candidates(context: Context, var: Var, listed: tuple[int, ...]) -> list[int]:
+    of = context.classes.of[var]
+    return [dim for c in listed for dim, found in enumerate(of) if found == c]

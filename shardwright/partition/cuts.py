@@ -1,0 +1,248 @@
+"""First pass: by which factor each equation is cut on each axis.
+
+Preference is the decision's order of classes. Where several factors of an equation are of one class (queries and keys of
+self-attention) the one that the larger operands already lie cut by wins, then a free one before a contracted one. Where the
+class meets an equation that cannot be cut by it (a cumulative sum along it), another free dim is taken if its size
+divides: an all-to-all moves less than a gather.
+
+The pass also notes which values *could* be pending sums on which axis; the second pass decides where they are resolved.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+from shardwright.partition.context import SMALL_BYTES, Context, at_rest, natural
+from shardwright.plan.decision import AxisPlan
+from shardwright.plan.placement import Placement, whole
+from shardwright.program.ir import Atom, Block, Equation, Literal, Var
+from shardwright.rules.classes import Facts
+from shardwright.rules.row import Dims
+
+
+@dataclasses.dataclass(eq=False)
+class Cuts:
+    """Result of the pass.
+
+    factors: equation → for each axis the factor that cuts it, or None.
+    axes: equation → for each factor the axes that cut it, major to minor.
+    blocked: equation → axes whose class it could not be cut by.
+    partial: variable → axes on which it could be a pending sum.
+    accumulators: scan equation → for each carry the axes on which it may hold pending sums.
+    zeros: variables known to be zero everywhere.
+    consumers: variable → (equation, or None for the block's result; operand position), in order.
+    """
+
+    factors: dict[Equation, tuple[int | None, ...]] = dataclasses.field(default_factory=dict)
+    axes: dict[Equation, tuple[tuple[str, ...], ...]] = dataclasses.field(default_factory=dict)
+    blocked: dict[Equation, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    partial: dict[Var, frozenset[str]] = dataclasses.field(default_factory=dict)
+    accumulators: dict[Equation, tuple[frozenset[str], ...]] = dataclasses.field(default_factory=dict)
+    zeros: set[Var] = dataclasses.field(default_factory=set)
+    consumers: dict[Var, list[tuple[Equation | None, int]]] = dataclasses.field(default_factory=dict)
+
+
+def find_cuts(context: Context) -> Cuts:
+    """Runs the pass over the whole program."""
+    cuts = Cuts()
+    block = context.program.block
+    lies = {v: at_rest(context, leaf, v) for leaf, v in zip(context.program.inputs, block.invars, strict=True)}
+    _block(context, cuts, block, lies)
+    return cuts
+
+
+def _block(context: Context, cuts: Cuts, block: Block, lies: dict[Var, Placement]) -> None:
+    for eqn in block.equations:
+        for i, a in enumerate(eqn.invars):
+            if isinstance(a, Var):
+                cuts.consumers.setdefault(a, []).append((eqn, i))
+        if eqn.blocks:
+            _control(context, cuts, eqn, lies)
+        else:
+            _equation(context, cuts, eqn, lies)
+    for i, a in enumerate(block.outvars):
+        if isinstance(a, Var):
+            cuts.consumers.setdefault(a, []).append((None, i))
+
+
+def _equation(context: Context, cuts: Cuts, eqn: Equation, lies: dict[Var, Placement]) -> None:
+    facts = context.classes.facts[eqn]
+    if (facts.row and facts.row.passthrough) or eqn.name == "sharding_constraint":
+        for a, v in zip(eqn.invars, eqn.outvars, strict=True):
+            lies[v] = lies.get(a, whole(v.aval.ndim)) if isinstance(a, Var) else whole(v.aval.ndim)
+            cuts.partial[v] = cuts.partial.get(a, frozenset()) if isinstance(a, Var) else frozenset()
+        return
+    chosen = []
+    for axis_plan in context.decision.axes:
+        factor, is_blocked = _choose(context, eqn, facts, axis_plan, lies)
+        chosen.append(factor)
+        if is_blocked:
+            cuts.blocked[eqn] = (*cuts.blocked.get(eqn, ()), axis_plan.axis)
+    cuts.factors[eqn] = tuple(chosen)
+    axes = _axes_by_factor(context, len(facts.factors.sizes), chosen)
+    cuts.axes[eqn] = axes
+    if eqn.name == "broadcast_in_dim" and isinstance(eqn.invars[0], Literal) and not eqn.invars[0].value:
+        cuts.zeros.update(eqn.outvars)
+    pending = _pending(context, cuts, eqn, facts, chosen)
+    for v, dims in zip(eqn.outvars, facts.factors.results, strict=True):
+        lies[v] = placed(dims, axes)
+        cuts.partial[v] = pending
+
+
+def _axes_by_factor(context: Context, count: int, chosen: list[int | None]) -> tuple[tuple[str, ...], ...]:
+    found: list[tuple[str, ...]] = [()] * count
+    for plan, f in zip(context.decision.axes, chosen, strict=True):
+        if f is not None:
+            found[f] = (*found[f], plan.axis)
+    return tuple(found)
+
+
+def placed(dims: Dims, axes: tuple[tuple[str, ...], ...]) -> Placement:
+    """Where an operand or result with these factors lies, if these axes cut the factors."""
+    return Placement(tuple([() if f is None else axes[f] for f in dims]))
+
+
+def _choose(context: Context, eqn: Equation, facts: Facts, plan: AxisPlan, lies: dict[Var, Placement]) -> tuple[int | None, bool]:
+    """(factor or None, whether the wanted class could not be cut here)."""
+    large = max((a.aval.bytes for a in (*eqn.invars, *eqn.outvars)), default=0) >= SMALL_BYTES
+    for c in plan.compute + (plan.store if large else ()):
+        having = [f for f, fc in enumerate(facts.classes) if fc == c]
+        if not having or context.classes.all[c].size <= 1:
+            continue
+        free = [f for f in having if f not in facts.factors.blocked]
+        if free:
+            return max(free, key=lambda f: (_aligned(eqn, facts, f, plan.axis, lies), f not in facts.factors.contracted, -f)), False
+        return _alternative(context, facts, plan), True
+    return None, False
+
+
+def _aligned(eqn: Equation, facts: Facts, factor: int, axis: str, lies: dict[Var, Placement]) -> int:
+    """Bytes of the operands that `axis` already cuts by `factor`."""
+    total = 0
+    for a, dims in zip(eqn.invars, facts.factors.operands, strict=True):
+        if isinstance(a, Var) and a in lies and any(f == factor and axis in lies[a].dims[d] for d, f in enumerate(dims)):
+            total += a.aval.bytes
+    return total
+
+
+def _alternative(context: Context, facts: Facts, plan: AxisPlan) -> int | None:
+    """A free factor of another class that divides: the largest."""
+    best, best_size = None, 0
+    for f, size in enumerate(facts.factors.sizes):
+        c = facts.classes[f]
+        usable = c is not None and f not in facts.factors.blocked and f not in facts.factors.contracted
+        if not usable or context.decision.parts(c) != 1 or context.classes.all[c].size % plan.size:
+            continue
+        if size > best_size:
+            best, best_size = f, size
+    return best
+
+
+def _pending(context: Context, cuts: Cuts, eqn: Equation, facts: Facts, chosen: list[int | None]) -> frozenset[str]:
+    found = set()
+    for plan, factor in zip(context.decision.axes, chosen, strict=True):
+        if factor is not None:
+            if facts.factors.contracted.get(factor) == "sum":
+                found.add(plan.axis)
+        elif passing_group(cuts, eqn, facts, plan.axis, None):
+            found.add(plan.axis)
+    return frozenset(found)
+
+
+def passing_group(cuts: Cuts, eqn: Equation, facts: Facts, axis: str, pending: Mapping[Atom, bool] | None) -> frozenset[int] | None:
+    """The operands through which a pending sum on `axis` can pass `eqn`: a linear group, all of it pending or zero.
+
+    `pending` tells what is pending; None asks what could be.
+    """
+    if facts.row is None:
+        return None
+
+    def is_pending(a: Atom) -> bool:
+        if not isinstance(a, Var):
+            return False
+        return bool(pending.get(a)) if pending is not None else axis in cuts.partial.get(a, ())
+
+    positions = {i for i, a in enumerate(eqn.invars) if is_pending(a)}
+    if not positions:
+        return None
+    for group in facts.row.linear(eqn):
+        others = [eqn.invars[i] for i in group if i not in positions]
+        if positions <= group and all(_zero(cuts, a) for a in others):
+            return group
+    return None
+
+
+def _zero(cuts: Cuts, a: Atom) -> bool:
+    if isinstance(a, Var):
+        return a in cuts.zeros
+    return a.aval.size == 1 and not bool(a.value)
+
+
+def _control(context: Context, cuts: Cuts, eqn: Equation, lies: dict[Var, Placement]) -> None:
+    if eqn.name == "scan":
+        _scan(context, cuts, eqn, lies)
+        return
+    for block in eqn.blocks:
+        _block(context, cuts, block, {v: natural(context, v) for v in block.invars})
+    for v in eqn.outvars:
+        lies[v] = natural(context, v)
+        cuts.partial[v] = frozenset()
+
+
+def _scan(context: Context, cuts: Cuts, eqn: Equation, lies: dict[Var, Placement]) -> None:
+    (body,), consts, carry = eqn.blocks, eqn.params["num_consts"], eqn.params["num_carry"]
+    inner: dict[Var, Placement] = {}
+    for i, (outer, v) in enumerate(zip(eqn.invars, body.invars, strict=True)):
+        outside = lies.get(outer) if isinstance(outer, Var) else None
+        if consts <= i < consts + carry or outside is None:
+            inner[v] = natural(context, v)
+        else:
+            inner[v] = Placement(outside.dims[int(i >= consts + carry) :])
+    candidates = _accumulator_equations(eqn) if context.decision.partial_carries else {}
+    for i in candidates:  # optimistic: pending on every axis until the body says otherwise
+        cuts.partial[body.invars[consts + i]] = frozenset(context.mesh) - natural(context, body.invars[consts + i]).axes
+    _block(context, cuts, body, inner)
+    accumulators = []
+    for i in range(carry):
+        v = body.outvars[i]
+        axes = frozenset()
+        if i in candidates and isinstance(v, Var):
+            other = candidates[i]
+            axes = cuts.partial.get(other, frozenset()) & cuts.partial.get(v, frozenset())
+        cuts.partial[body.invars[consts + i]] = axes
+        accumulators.append(axes)
+    cuts.accumulators[eqn] = tuple(accumulators)
+    for i, v in enumerate(eqn.outvars):
+        result = body.outvars[i]
+        place = natural(context, result) if isinstance(result, Var) else whole(result.aval.ndim)
+        lies[v] = Placement(((),) * int(i >= carry) + place.dims)
+        could = cuts.partial.get(result, frozenset()) if isinstance(result, Var) else frozenset()
+        cuts.partial[v] = accumulators[i] if i < carry else could - place.axes
+
+
+def _accumulator_equations(eqn: Equation) -> dict[int, Var]:
+    """Carries that are only ever added to: position → what is added in each turn."""
+    (body,), consts, carry = eqn.blocks, eqn.params["num_consts"], eqn.params["num_carry"]
+    uses: dict[Var, int] = {}
+    made: dict[Var, Equation] = {}
+    for inner in body.equations:
+        for a in inner.invars:
+            if isinstance(a, Var):
+                uses[a] = uses.get(a, 0) + 1
+        for v in inner.outvars:
+            made[v] = inner
+    for a in body.outvars:
+        if isinstance(a, Var):
+            uses[a] = uses.get(a, 0) + 1
+    found = {}
+    for i in range(carry):
+        start, end = body.invars[consts + i], body.outvars[i]
+        adder = made.get(end) if isinstance(end, Var) else None
+        if adder is None or adder.name not in ("add", "add_any") or start not in adder.invars or uses.get(start) != 1 or uses[end] != 1:
+            continue
+        other = adder.invars[1 - adder.invars.index(start)]
+        if isinstance(other, Var) and other.aval.shape == start.aval.shape and math.prod(start.aval.shape) > 0:
+            found[i] = other
+    return found

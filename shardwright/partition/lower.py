@@ -1,0 +1,159 @@
+"""Second pass: the per-device program, with every move in plain sight.
+
+Each equation asks for its operands where its cut wants them; a value that lies elsewhere is moved by the cheapest route, once
+for each placement that anybody asks for. A pending sum passes through linear equations until resolving it would cost more
+than it costs here: `pending.py` compares.
+"""
+
+from __future__ import annotations
+
+from shardwright.partition import control
+from shardwright.partition.builder import Builder
+from shardwright.partition.context import Context, at_rest, device_shape, make_context
+from shardwright.partition.cuts import Cuts, find_cuts, placed
+from shardwright.partition.device import Compute, DeviceBlock, DeviceProgram, Fallback, Mask, Slot
+from shardwright.partition.pending import passes
+from shardwright.plan.decision import Decision
+from shardwright.plan.placement import Placement, from_spec, whole, with_dim, with_partial, without_partial
+from shardwright.program.ir import Atom, Block, Equation, Program, Var
+from shardwright.rules.classes import Classes
+
+
+def partition(program: Program, classes: Classes, decision: Decision) -> DeviceProgram:
+    """The program that each device runs under `decision`."""
+    context = make_context(program, classes, decision)
+    cuts = find_cuts(context)
+    block = program.block
+    rest = [at_rest(context, leaf, v) for leaf, v in zip(program.inputs, block.invars, strict=True)]
+    inputs = tuple(Slot(v.aval, p, device_shape(context, v, p)) for v, p in zip(block.invars, rest, strict=True))
+    wanted: list[Placement | None] = []
+    for leaf, v, i in zip(program.outputs, block.outvars, program.carried, strict=True):
+        if i is not None:
+            wanted.append(rest[i])
+        else:
+            wanted.append(at_rest(context, leaf, v) if isinstance(v, Var) else whole(v.aval.ndim))
+    fallbacks: list[Fallback] = []
+    lowered = lower_block(context, cuts, block, inputs, wanted, frozenset(), fallbacks)
+    return DeviceProgram(lowered, dict(decision.mesh), tuple(fallbacks))
+
+
+def lower_block(context: Context, cuts: Cuts, block: Block, inputs: tuple[Slot, ...], wanted: list[Placement | None],
+                stay_pending: frozenset[int], fallbacks: list[Fallback]) -> DeviceBlock:
+    """Lowers one block.
+
+    Args:
+      context: the program under its decision.
+      cuts: result of the first pass.
+      block: what to lower.
+      inputs: a slot for each of its inputs.
+      wanted: where each result must lie; None: as it comes.
+      stay_pending: positions of results that may leave as pending sums (on axes that `wanted` leaves uncut).
+      fallbacks: filled with what could not be cut.
+    """
+    b = Builder(context, cuts, wanted, stay_pending, fallbacks)
+    for v, slot in zip(block.invars, inputs, strict=True):
+        b.define(v, slot)
+    for eqn in block.equations:
+        if eqn.blocks:
+            control.lower(b, eqn, lower_block)
+        else:
+            _equation(b, eqn)
+    outputs = tuple(_result(b, a, p, i in stay_pending) for i, (a, p) in enumerate(zip(block.outvars, wanted, strict=True)))
+    return DeviceBlock(inputs, tuple(b.ops), outputs)
+
+
+def _result(b: Builder, a: Atom, wanted: Placement | None, may_stay: bool) -> Slot:
+    slot = b.primary(a)
+    if wanted is None:
+        return slot
+    if may_stay:
+        for axis, monoid in slot.placement.partial:
+            if axis not in wanted.axes and wanted.pending(axis) is None and monoid == "sum":
+                wanted = with_partial(wanted, axis, monoid)
+    return b.get(a, wanted, b.result_source, "result")
+
+
+def _equation(b: Builder, eqn: Equation) -> None:
+    facts = b.context.classes.facts[eqn]
+    if facts.row is not None and facts.row.passthrough:
+        _pass_through(b, eqn)
+        return
+    if eqn.name == "sharding_constraint":
+        _constrain(b, eqn)
+        return
+    factors = facts.factors
+    cut = b.cuts.axes[eqn]
+    group, axes = passes(b, eqn)
+    inputs, masks = [], []
+    for i, (a, dims) in enumerate(zip(eqn.invars, factors.operands, strict=True)):
+        if not isinstance(a, Var) and a.aval.ndim == 0:
+            inputs.append(a)
+            continue
+        place = placed(dims, cut)
+        if i in group:
+            for axis in axes:
+                if b.primary(a).placement.pending(axis):
+                    place = with_partial(place, axis, "sum")
+        inputs.append(b.get(a, place, eqn.source, eqn.name))
+    blocks = tuple(b.block_size(eqn, facts, f, cut[f]) for f in range(len(factors.sizes)))
+    for f, monoid in factors.contracted.items():
+        uneven = blocks[f] * b.parts(cut[f]) != factors.sizes[f]
+        if cut[f] and uneven and f not in factors.masked:
+            masks += [Mask(i, dim, f, monoid) for i, dims in enumerate(factors.operands) for dim, g in enumerate(dims) if g == f]
+    pending = [(axis, "sum") for axis in axes]
+    pending += [(axis, factors.contracted[f]) for f in factors.contracted for axis in cut[f]]
+    outputs = []
+    for v, dims in zip(eqn.outvars, factors.results, strict=True):
+        place = Placement(placed(dims, cut).dims, tuple(sorted(pending)))
+        outputs.append(b.slot(v, place))
+    b.ops.append(Compute(eqn, facts.row, factors, tuple(inputs), tuple(outputs), cut, blocks, tuple(masks)))
+    for v, slot in zip(eqn.outvars, outputs, strict=True):
+        b.define(v, slot)
+    _note_fallback(b, eqn)
+
+
+def _note_fallback(b: Builder, eqn: Equation) -> None:
+    facts = b.context.classes.facts[eqn]
+    if facts.row is None:
+        b.fallbacks.append(Fallback(eqn, f"no rule for the primitive '{eqn.name}'"))
+    elif eqn in b.cuts.blocked:
+        axes = ", ".join(b.cuts.blocked[eqn])
+        b.fallbacks.append(Fallback(eqn, f"'{eqn.name}' cannot be cut along the dim that axis {axes} cuts"))
+
+
+def _pass_through(b: Builder, eqn: Equation) -> None:
+    """Each operand keeps its own placement."""
+    facts = b.context.classes.facts[eqn]
+    inputs = tuple(b.primary(a) for a in eqn.invars)
+    outputs = tuple(b.slot(v, s.placement) for v, s in zip(eqn.outvars, inputs, strict=True))
+    sizes = facts.factors.sizes
+    b.ops.append(Compute(eqn, facts.row, facts.factors, inputs, outputs, ((),) * len(sizes), sizes))
+    for v, slot in zip(eqn.outvars, outputs, strict=True):
+        b.define(v, slot)
+
+
+def _constrain(b: Builder, eqn: Equation) -> None:
+    """A user's pin in the step: the value is moved where it says; free dims stay as they lie."""
+    (a,), (v,) = eqn.invars, eqn.outvars
+    at = without_partial(b.primary(a).placement)
+    pinned = from_spec(tuple(eqn.params["sharding"].spec), v.aval.ndim)
+    unknown = pinned.axes - set(b.context.mesh)
+    if unknown:
+        raise ValueError(
+            f"the step pins a value to mesh axis {sorted(unknown)} at {eqn.source.line}, but the plan's mesh has "
+            f"{dict(b.context.mesh)}; plan with mesh={{...}} that names this axis, or remove the pin")
+    for dim in range(v.aval.ndim):
+        if dim not in _free_dims(eqn):
+            at = with_dim(at, dim, pinned.dims[dim])
+    taken: set[str] = set()
+    for dim, axes in enumerate(at.dims):  # a free dim gives way where a pinned dim takes its axis
+        if dim in _free_dims(eqn):
+            at = with_dim(at, dim, tuple(x for x in axes if x not in pinned.axes and x not in taken))
+        taken.update(at.dims[dim])
+    slot = b.get(a, at, eqn.source, "pin")
+    b.define(v, slot)
+
+
+def _free_dims(eqn: Equation) -> frozenset[int]:
+    return frozenset(eqn.params.get("unconstrained_dims", ()))
+

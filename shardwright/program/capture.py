@@ -1,0 +1,182 @@
+"""Traces a training step and says what each of its leaves is."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from shardwright import _compat
+from shardwright.program.flatten import flatten
+from shardwright.program.ir import Aval, Block, Equation, Leaf, Literal, Program, Role, Var, walk
+
+
+def capture(step: Callable, args: tuple, kwargs: dict, *, names: Sequence[str], donated: Sequence[str] = ()) -> Program:
+    """Traces `step(*args, **kwargs)`.
+
+    Args:
+      step: any traceable function of pytrees of arrays.
+      args: positional arguments; arrays or `jax.ShapeDtypeStruct`.
+      kwargs: keyword arguments, likewise.
+      names: a name for each positional argument, from the step's signature.
+      donated: names of the arguments (positional or keyword) that the step may overwrite.
+
+    Returns:
+      The flattened program, its leaves named and with roles.
+
+    Raises:
+      ValueError: if the step cannot be traced; the message holds jax's own and says what to do.
+    """
+    leaves, in_tree = jax.tree_util.tree_flatten((args, kwargs))
+    try:
+        traced, out_shape = jax.make_jaxpr(lambda *a, **k: step(*a, **k), return_shape=True)(*args, **kwargs)
+    except Exception as error:
+        raise ValueError(
+            f"the step {getattr(step, '__name__', step)!r} cannot be traced by jax: {type(error).__name__}: {error}\n"
+            "A step must be a pure function of arrays; mark arguments that are not arrays with static_argnums.") from error
+    block = flatten(traced)
+    if len(block.invars) != len(leaves):
+        raise ValueError(f"the arguments hold {len(leaves)} leaves, of which jax traced {len(block.invars)}")
+    paths = [_argument_name(path, names) for path, _ in jax.tree_util.tree_leaves_with_path((args, kwargs))]
+    out_paths, out_tree = jax.tree_util.tree_flatten_with_path(out_shape)
+    carried = _carried((args, kwargs), out_shape, names, donated)
+    roles = _roles(block, paths, carried)
+    inputs = tuple(Leaf(p, v.aval, r, _argument(p) in donated)
+                   for p, v, r in zip(paths, block.invars, roles, strict=True))
+    outputs = tuple(
+        Leaf("out" + jax.tree_util.keystr(path), a.aval, Role.RESULT if i is None else roles[i])
+        for (path, _), a, i in zip(out_paths, block.outvars, carried, strict=True))
+    return Program(block, inputs, outputs, carried, in_tree, out_tree, fingerprint(block, inputs, outputs))
+
+
+def _argument_name(path: tuple, names: Sequence[str]) -> str:
+    kind, rest = path[0].idx, path[1:]
+    head = names[rest[0].idx] if kind == 0 else rest[0].key
+    return f"{head}{jax.tree_util.keystr(rest[1:])}"
+
+
+def _argument(name: str) -> str:
+    return re.split(r"[\[.]", name, maxsplit=1)[0]
+
+
+def _subtrees(tree: Any, depth: int = 2) -> Iterator[Any]:
+    """`tree` and its children down to `depth`, outer first."""
+    yield tree
+    if depth:
+        children, _ = jax.tree_util.tree_flatten(tree, is_leaf=lambda x: x is not tree)
+        if not (len(children) == 1 and children[0] is tree):
+            for child in children:
+                yield from _subtrees(child, depth - 1)
+
+
+def _carried(arguments: tuple[tuple, dict], out: Any, names: Sequence[str], donated: Sequence[str]) -> tuple[int | None, ...]:
+    """For each result leaf the argument leaf that it replaces: an argument whose whole tree comes back is state.
+
+    A bare array counts only if it is donated or comes back at its own place, lest a prediction pass for its input.
+    """
+    args, kwargs = arguments
+    labeled = [*zip(names, args, strict=False), *sorted(kwargs.items())]
+    out_leaves = jax.tree_util.tree_leaves(out)
+    position = {id(leaf): i for i, leaf in enumerate(out_leaves)}
+    found: list[int | None] = [None] * len(out_leaves)
+    offset = 0
+    for place, (name, argument) in enumerate(labeled):
+        leaves, tree = jax.tree_util.tree_flatten(argument)
+        shapes = [(tuple(np.shape(x)), jax.numpy.result_type(x)) for x in leaves]
+        for level, candidate in enumerate(_subtrees(out)):
+            other, other_tree = jax.tree_util.tree_flatten(candidate)
+            if not leaves or other_tree != tree or shapes != [(x.shape, x.dtype) for x in other]:
+                continue
+            if any(found[position[id(x)]] is not None for x in other):
+                continue
+            bare = len(leaves) == 1 and tree == jax.tree_util.tree_structure(0)
+            if bare and name not in donated and not (shapes[0][0] and level in (0, place + 1)):
+                continue
+            for i, x in enumerate(other):
+                found[position[id(x)]] = offset + i
+            break
+        offset += len(leaves)
+    return tuple(found)
+
+
+def influences(block: Block, target: Sequence[Any]) -> set[Var]:
+    """The variables of `block` on which any of `target` depends (whole equations, so an over-estimate inside loops)."""
+    live = {a for a in target if isinstance(a, Var)}
+    for eqn in reversed(block.equations):
+        if live.intersection(eqn.outvars):
+            live.update(a for a in eqn.invars if isinstance(a, Var))
+    return live
+
+
+_KEY = re.compile(r"(^|[\W_])(key|rng|prng|seed)s?([\W_]|$)", re.IGNORECASE)
+_MODEL = re.compile(r"^(params?|variables|model|state|weights|train_state|parameters)$", re.IGNORECASE)
+
+
+def _roles(block: Block, paths: Sequence[str], carried: Sequence[int | None]) -> list[Role]:
+    """Carried leaves on which a result depends are parameters, other carried ones optimizer state; the rest is input.
+
+    Of several results the one that depends on the fewest carried leaves is taken for the loss. Without results, a
+    carried leaf is a parameter if some other carried leaf of another shape depends on it.
+    """
+    state = {i for i in carried if i is not None}
+    index = {v: i for i, v in enumerate(block.invars)}
+    slices = []
+    for out, i in zip(block.outvars, carried, strict=True):
+        if i is None and np.issubdtype(np.dtype(out.aval.dtype) if not _compat.is_extended(out.aval.dtype) else int, np.floating):
+            slices.append({index[v] for v in influences(block, [out]) if v in index} & state)
+    slices = [s for s in slices if s]
+    if slices:
+        parameters = min(slices, key=len)
+    else:
+        parameters = set()
+        for out, i in zip(block.outvars, carried, strict=True):
+            if i is not None:
+                shape = block.invars[i].aval.shape
+                parameters |= {index[v] for v in influences(block, [out])
+                               if v in index and index[v] in state and v.aval.shape != shape}
+    has_model = not state and any(_MODEL.match(_argument(p)) for p in paths)
+    return [_role(i, p, v.aval, state, parameters, has_model)
+            for i, (p, v) in enumerate(zip(paths, block.invars, strict=True))]
+
+
+def _role(i: int, path: str, aval: Aval, state: set[int], parameters: set[int], has_model: bool) -> Role:
+    if _compat.is_extended(aval.dtype) or (aval.dtype == np.uint32 and aval.shape[-1:] == (2,) and _KEY.search(path)):
+        return Role.KEY
+    if not aval.shape:
+        return Role.SCALAR
+    if i in state:
+        return Role.PARAMETER if i in parameters else Role.OPTIMIZER
+    if has_model and _MODEL.match(_argument(path)):
+        return Role.PARAMETER
+    return Role.BATCH
+
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+|id=\d+")
+
+
+def fingerprint(block: Block, inputs: Sequence[Leaf], outputs: Sequence[Leaf]) -> str:
+    """Hash of what a plan depends on: leaves with shapes, dtypes and roles, and every equation in order."""
+    digest = hashlib.sha256()
+    for leaf in (*inputs, *outputs):
+        digest.update(f"{leaf.name}:{leaf.aval.dtype}{list(leaf.aval.shape)}:{leaf.role.value}\n".encode())
+    numbers: dict[Var, int] = {}
+    for eqn in walk(block):
+        digest.update(_line(eqn, numbers).encode())
+    return digest.hexdigest()[:32]
+
+
+def _line(eqn: Equation, numbers: dict[Var, int]) -> str:
+    def show(atom: Any) -> str:
+        if isinstance(atom, Literal):
+            value = np.asarray(atom.value) if not _compat.is_extended(atom.aval.dtype) else None
+            text = "key" if value is None else hashlib.sha256(value.tobytes()).hexdigest()[:16]
+            return f"{text}:{atom.aval.dtype}{list(atom.aval.shape)}"
+        return f"v{numbers.setdefault(atom, len(numbers))}:{atom.aval.dtype}{list(atom.aval.shape)}"
+
+    simple = {k: v for k, v in eqn.params.items() if isinstance(v, (int, float, str, bool, tuple, type(None)))}
+    params = _ADDRESS.sub("", repr(sorted(simple.items(), key=lambda kv: kv[0])))
+    return f"{[show(a) for a in eqn.outvars]} = {eqn.name}{params if not eqn.blocks else ''} {[show(a) for a in eqn.invars]}\n"
