@@ -1,0 +1,114 @@
+"""Whether a plan is consistent in itself, and whether it is for the program at hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from shardwright import _compat
+from shardwright.plan.record import LeafRecord, PlanRecord, ProgramRecord
+from shardwright.program.ir import Leaf, Role
+
+MAX_LISTED = 8
+"""Leaves that one message names."""
+
+
+def problems(record: PlanRecord) -> tuple[str, ...]:
+    """Every way in which `record` contradicts itself; none for a plan that this package made."""
+    found: list[str] = []
+    for program in record.programs:
+        found += _program_problems(record, program)
+    if len(record.programs) != 1:
+        found.append(f"it holds {len(record.programs)} programs, one wanted")
+    return tuple(found)
+
+
+def _program_problems(record: PlanRecord, program: ProgramRecord) -> Iterator[str]:
+    mesh = dict(program.mesh)
+    axes = [(a.axis, a.size) for a in program.decision.axes]
+    if len(mesh) != len(program.mesh) or min(mesh.values(), default=1) < 1:
+        yield f"the mesh {_mesh_text(program.mesh)} repeats an axis or has one without devices"
+    elif math.prod(mesh.values()) != record.num_devices:
+        yield f"the mesh {_mesh_text(program.mesh)} does not hold {record.num_devices} devices"
+    if axes != list(program.mesh):
+        yield f"the decision is for the mesh {_mesh_text(axes)}, the program lies on {_mesh_text(program.mesh)}"
+    roles = {r.value for r in Role}
+    unknown = sorted({r for a in program.decision.axes for r in a.rest} - roles)
+    if unknown:
+        yield f"unknown roles {', '.join(unknown)}"
+    for leaf in (*program.inputs, *program.outputs):
+        problem = _leaf_problem(leaf, mesh, roles)
+        if problem:
+            yield f"{leaf.name} {problem}"
+
+
+def _leaf_problem(leaf: LeafRecord, mesh: dict[str, int], roles: set[str]) -> str:
+    if leaf.role not in roles:
+        return f"has the unknown role {leaf.role!r}"
+    if not len(leaf.spec) == len(leaf.dims) == len(leaf.shape):
+        return f"has {len(leaf.shape)} dims, {len(leaf.dims)} names for them and a placement of {len(leaf.spec)}"
+    used = [a for axes in leaf.spec for a in axes]
+    if len(set(used)) != len(used) or set(used) - set(mesh):
+        return f"lies on axes {', '.join(used)}, and the mesh has {', '.join(mesh)}"
+    return ""
+
+
+def _mesh_text(mesh: Sequence[tuple[str, int]]) -> str:
+    return "{" + ", ".join(f"{axis}: {size}" for axis, size in mesh) + "}"
+
+
+def check(record: PlanRecord, fingerprint: str, leaves: Sequence[Leaf]) -> None:
+    """Refuses `record` for any program but the one that it was made for.
+
+    Args:
+        record: The plan.
+        fingerprint: Of the program at hand.
+        leaves: The program's input leaves.
+
+    Raises:
+        ValueError: The program is another one; the message lists the leaves that differ and says what changed.
+    """
+    if record.fingerprint == fingerprint:
+        return
+    differences = leaf_differences(record.program.inputs, leaves)
+    head = f"The plan is for another program (fingerprint {record.fingerprint[:8]}, this one has {fingerprint[:8]})"
+    if differences:
+        more = len(differences) - MAX_LISTED
+        listed = "".join(f"\n  {d}" for d in differences[:MAX_LISTED]) + (f"\n  and {more} more" if more > 0 else "")
+        raise ValueError(
+            f"{head}. The step's arguments changed:{listed}\nCall it with the arguments that were planned, or plan "
+            "again for these."
+        )
+    if record.jax_version != _compat.JAX_VERSION:
+        raise ValueError(
+            f"{head}. The arguments are the same, and the plan was made with jax {record.jax_version}; this is jax "
+            f"{_compat.JAX_VERSION}, which may trace the same step to other operations. Plan again, or use that jax."
+        )
+    raise ValueError(
+        f"{head}. The arguments are the same, so the step itself changed since it was planned: its code, a static "
+        "argument or a constant that it closes over. Plan again for the step as it is now."
+    )
+
+
+def leaf_differences(planned: Sequence[LeafRecord], given: Sequence[Leaf]) -> tuple[str, ...]:
+    """A line for each leaf that is missing, extra or of another shape, dtype, role or donation."""
+    old, new = {leaf.name: leaf for leaf in planned}, {leaf.name: leaf for leaf in given}
+    found = []
+    for name in dict.fromkeys((*old, *new)):
+        if name not in new:
+            found.append(f"{name}: planned as {_type_text(old[name])}, not given")
+        elif name not in old:
+            found.append(f"{name}: given as {_given_text(new[name])}, not in the plan")
+        elif _type_text(old[name]) != _given_text(new[name]):
+            found.append(f"{name}: planned as {_type_text(old[name])}, given as {_given_text(new[name])}")
+        elif old[name].role != new[name].role.value:
+            found.append(f"{name}: planned as {old[name].role}, now it is {new[name].role.value}")
+    return tuple(found)
+
+
+def _type_text(leaf: LeafRecord) -> str:
+    return f"{leaf.dtype}{list(leaf.shape)}"
+
+
+def _given_text(leaf: Leaf) -> str:
+    return f"{leaf.aval.dtype}{list(leaf.aval.shape)}"
