@@ -8,6 +8,7 @@ tail of the last block holds garbage (NaN, extreme integers), so a row that lets
 
 from __future__ import annotations
 
+import functools
 import importlib
 import itertools
 import pkgutil
@@ -25,6 +26,7 @@ from shardwright.rules.row import Dims, Factors, Local, Row, bind_with, identity
 
 _COMBINE = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum,
             "and": np.bitwise_and, "or": np.bitwise_or}
+_COMPILER_OPTIONS = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
 def all_rows() -> dict[str, Row]:
@@ -38,8 +40,18 @@ def all_rows() -> dict[str, Row]:
     return rows
 
 
-def check(fn: Callable, *args: Any) -> list[Equation]:
+def equations(fn: Callable, *args: Any) -> tuple[Equation, ...]:
+    """What `fn(*args)` traces to."""
+    return flatten(jax.make_jaxpr(fn)(*args)).equations
+
+
+def check(fn: Callable, *args: Any, only: str | None = None) -> list[Equation]:
     """Checks every equation that `fn(*args)` traces to and that has a row, as the module says.
+
+    Args:
+      fn: a function of arrays.
+      *args: its arguments, concrete.
+      only: the one primitive to check; all if None.
 
     Returns:
       The equations checked, in order.
@@ -58,10 +70,10 @@ def check(fn: Callable, *args: Any) -> list[Equation]:
         values = [read(a) for a in equation.invars]
         results = [_array(r) for r in bind_with(equation, values, equation.params)]
         env.update(zip(equation.outvars, results, strict=True))
-        if equation.name in rows:
+        if equation.name in rows and only in (None, equation.name):
             check_equation(rows[equation.name], equation, values, results)
             checked.append(equation)
-    assert checked, f"no row for any of {[e.name for e in block.equations]}"
+    assert checked, f"no row, or not the wanted one, for {[e.name for e in block.equations]}"
     return checked
 
 
@@ -97,13 +109,19 @@ def notation(factors: Factors) -> str:
     return text + (f" | masked {named(factors.masked)}" if factors.masked else "")
 
 
+def letter_sizes(factors: Factors) -> tuple[int, ...]:
+    """Sizes of the factors in the order of their letters in `notation`."""
+    shown = dict.fromkeys(f for dims in (*factors.operands, *factors.results) for f in dims if f is not None)
+    return tuple(factors.sizes[f] for f in shown)
+
+
 def simulate(row: Row, equation: Equation, factors: Factors, values: Sequence[Any], parts: Sequence[int]) -> list[Any]:
     """The equation's results, computed on prod(parts) devices and put together again."""
     blocks = tuple(-(-size // n) for size, n in zip(factors.sizes, parts, strict=True))
     shapes = tuple(_local_shape(v.aval.shape, dims, factors, blocks)
                    for v, dims in zip(equation.outvars, factors.results, strict=True))
 
-    @jax.jit
+    @functools.partial(jax.jit, compiler_options=_COMPILER_OPTIONS)
     def on_device(place: Any, *operands: Any) -> list[Any]:
         return row.local(equation, operands, Local(factors, tuple(parts), blocks, shapes, lambda f: place[f]))
 
@@ -124,14 +142,14 @@ def _array(value: Any) -> Any:
 
 
 def _cuts(factors: Factors) -> Iterator[tuple[int, ...]]:
-    """Nothing cut; each factor that may be cut in 2, 3 and all its elements; each pair in 2 × 3."""
+    """Nothing cut; each factor that may be cut in 2, 3 and (if it is small) all its elements; each pair in 2 × 3."""
     def parts(cut: dict[int, int]) -> tuple[int, ...]:
         return tuple(cut.get(f, 1) for f in range(len(factors.sizes)))
 
     yield parts({})
     free = [f for f, size in enumerate(factors.sizes) if f not in factors.blocked and size > 1]
     for f in free:
-        for n in sorted({2, 3, factors.sizes[f]}):
+        for n in sorted({2, 3, min(factors.sizes[f], 8)}):
             yield parts({f: n})
     for f, g in itertools.combinations(free, 2):
         yield parts({f: 2, g: 3})
@@ -204,7 +222,7 @@ def _compare(whole: Any, got: Any, *, exact: bool) -> None:
     if exact or not _inexact(whole.dtype) or not whole.size:
         np.testing.assert_array_equal(whole, got)
         return
-    precision = 1e-6 if np.finfo(whole.dtype).eps < 1e-6 else 1e-2
+    precision = 1e-6 if jax.numpy.finfo(whole.dtype).eps < 1e-6 else 1e-2
     scale = np.max(np.abs(whole), where=np.isfinite(whole), initial=0)
     np.testing.assert_allclose(got, whole, rtol=precision, atol=precision * scale)
 
