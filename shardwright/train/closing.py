@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -123,7 +124,7 @@ def certificate_facts(certificate: Any) -> dict[str, Any]:
     """Returns a certificate as JSON types: `ok`, `max_relative_error` and one row a leaf."""
     return {
         "ok": bool(certificate.ok),
-        "max_relative_error": float(certificate.max_relative_error),
+        "max_relative_error": _scalar(float(certificate.max_relative_error)),
         "rows": [_row(row) for row in certificate.rows],
     }
 
@@ -134,7 +135,9 @@ def _row(row: Any) -> Any:
 
 
 def _scalar(value: Any) -> Any:
-    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+    """JSON has neither NaN nor infinity: they and other types are written as text."""
+    is_plain = value is None or isinstance(value, bool | int | str)
+    return value if is_plain or (isinstance(value, float) and math.isfinite(value)) else str(value)
 
 
 def _programs(result: DemoResult) -> tuple[tuple[str, Figures], ...]:

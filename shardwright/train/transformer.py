@@ -80,14 +80,11 @@ def init_params(key: jax.Array, config: Config) -> dict[str, jax.Array]:
 
 def optimizer(config: Config) -> optax.GradientTransformation:
     """Returns AdamW with clipping by global norm, warm-up and cosine decay."""
-    # The first step is one step up the ramp: at a rate of zero it would train nothing.
-    first = config.learning_rate / max(config.warmup_steps, 1)
-    schedule = optax.warmup_cosine_decay_schedule(
-        first, config.learning_rate, config.warmup_steps, config.num_steps, config.learning_rate / 10
-    )
     return optax.chain(
         optax.clip_by_global_norm(config.clip_norm),
-        optax.adamw(schedule, b2=0.95, weight_decay=config.weight_decay, mask=_decays),
+        optax.adamw(
+            lambda count: _learning_rate(count, config), b2=0.95, weight_decay=config.weight_decay, mask=_decays
+        ),
     )
 
 
@@ -197,6 +194,13 @@ def _rotate(x_BSNH: jax.Array, rotation: tuple[jax.Array, jax.Array]) -> jax.Arr
     cosine, sine = rotation
     a, b = jnp.split(x_BSNH, 2, axis=-1)
     return jnp.concatenate([a * cosine - b * sine, a * sine + b * cosine], axis=-1)
+
+
+def _learning_rate(count: jax.Array, c: Config) -> jax.Array:
+    # The first step is one step up the ramp already: at a rate of zero it would train nothing.
+    ramp = jnp.minimum((count + 1) / max(c.warmup_steps, 1), 1.0)
+    progress = jnp.clip((count - c.warmup_steps) / max(c.num_steps - c.warmup_steps, 1), 0.0, 1.0)
+    return c.learning_rate * ramp * (0.55 + 0.45 * jnp.cos(jnp.pi * progress))  # from 1 down to a tenth
 
 
 def _decays(params: dict[str, jax.Array]) -> dict[str, bool]:

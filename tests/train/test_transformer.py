@@ -101,6 +101,15 @@ def test_sample_follows_its_key(trained):
     assert not np.array_equal(a, b)
 
 
+def test_learning_rate_climbs_and_falls_by_a_cosine_to_a_tenth():
+    config = transformer.Config(learning_rate=1.0, warmup_steps=10, num_steps=110)
+    counts = np.array([0, 4, 9, 10, 60, 110, 500])
+    rates = [float(transformer._learning_rate(jnp.int32(n), config)) for n in counts]
+    np.testing.assert_allclose(rates, [0.1, 0.5, 1.0, 1.0, 0.55, 0.1, 0.1], rtol=1e-6)
+    short = transformer.Config(learning_rate=1.0, warmup_steps=0, num_steps=1)
+    assert float(transformer._learning_rate(jnp.int32(0), short)) == 1.0
+
+
 def test_heads_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="multiple of twice the heads"):
         transformer.Config(width=16, heads=3)

@@ -1,0 +1,1 @@
+"""The command line: `shardwright train | plan | compile | prove | clusters`."""

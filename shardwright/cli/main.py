@@ -1,0 +1,86 @@
+"""Entry point of `shardwright`: reads the options, runs one subcommand, says how it went."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import traceback
+from collections.abc import Sequence
+from types import ModuleType
+
+from shardwright.cli import clusters, compile, plan, prove, train
+from shardwright.cli.devices import ask_for_virtual_devices
+from shardwright.cli.facts import to_json
+from shardwright.cli.outcome import EXIT_HELP, Exit, Outcome
+
+_SUBCOMMANDS: dict[str, ModuleType] = {
+    "train": train,
+    "plan": plan,
+    "compile": compile,
+    "prove": prove,
+    "clusters": clusters,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns its exit code (see `outcome.Exit`).
+
+    Args:
+        arguments: Without the program's name; None takes those of the process.
+    """
+    chosen = _parser().parse_args(arguments)
+    # Before anything can start jax's back end: the number of virtual devices is fixed from then on.
+    ask_for_virtual_devices(getattr(chosen, "cluster", None))
+    try:
+        outcome = _run(chosen)
+    except KeyboardInterrupt:
+        sys.stderr.write("\ninterrupted\n")
+        return 130
+    except Exception as error:
+        outcome = _failure(error)
+        if outcome.code is Exit.INTERNAL:
+            traceback.print_exc()
+        sys.stderr.write(f"shardwright {chosen.subcommand}: {outcome.text}\n")
+        if chosen.json:
+            print(to_json(outcome.facts))
+        return outcome.code
+    print(to_json(outcome.facts) if chosen.json else outcome.text)
+    return outcome.code
+
+
+def _run(chosen: argparse.Namespace) -> Outcome:
+    # With --json stdout holds the one object, whatever the user's file prints.
+    stdout = contextlib.redirect_stdout(sys.stderr) if chosen.json else contextlib.nullcontext()
+    with stdout:
+        return _SUBCOMMANDS[chosen.subcommand].run(chosen)
+
+
+def _failure(error: Exception) -> Outcome:
+    code, title = Exit.INTERNAL, "internal error, please report it"
+    if isinstance(error, ValueError | OSError):
+        code, title = Exit.BAD_INPUT, "error"
+    if any(kind.__name__.startswith("Infeasible") for kind in type(error).__mro__):
+        code, title = Exit.INFEASIBLE, "infeasible"
+    facts = {"error": {"kind": code.name.lower(), "message": str(error)}}
+    return Outcome(f"{title}: {error}", facts, code)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="shardwright",
+        description="Automatic parallel training for JAX: a plan for your one-device step, and its proof.",
+        epilog=f"{EXIT_HELP}\n\n`shardwright SUBCOMMAND --help` tells the options of each.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    subparsers = parser.add_subparsers(dest="subcommand", metavar="SUBCOMMAND", required=True)
+    for name, module in _SUBCOMMANDS.items():
+        subparser = subparsers.add_parser(
+            name,
+            help=module.HELP,
+            description=module.HELP[0].upper() + module.HELP[1:] + ".",
+            epilog=f"{module.EXAMPLE}\n\n{EXIT_HELP}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        module.configure(subparser)
+    return parser
