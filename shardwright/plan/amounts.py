@@ -46,10 +46,12 @@ def seconds_text(amount: float) -> str:
 def percent_text(share: float) -> str:
     """A share as percent.
 
-    >>> percent_text(0.256), percent_text(0.0012)
-    ('26 %', '0.1 %')
+    >>> percent_text(0.256), percent_text(0.0012), percent_text(1e-6)
+    ('26 %', '0.1 %', '<0.1 %')
     """
     percent = 100 * share
+    if 0 < percent < 0.05:
+        return "<0.1 %"
     return f"{percent:.0f} %" if percent >= 9.95 or percent == 0 else f"{percent:.1f} %"
 
 
