@@ -92,7 +92,7 @@ def _sent(step: Step, at: Placement, shape: tuple[int, ...], padded: tuple[int, 
 
 
 def _moves(at: Placement, target: Placement, shape: tuple[int, ...], padded: tuple[int, ...], mesh: dict[str, int]) -> Iterator[Step]:
-    yield from _reductions(at, target)
+    yield from _reductions(at, target, padded, mesh)
     yield from _slices(at, target, shape, padded, mesh)
     for dim, axes in enumerate(at.dims):
         if not axes or axes == target.dims[dim]:
@@ -104,14 +104,15 @@ def _moves(at: Placement, target: Placement, shape: tuple[int, ...], padded: tup
         last = axes[-1:]
         yield Step("all_gather", last, with_dim(at, dim, axes[:-1]), dim)
         for other in range(len(shape)):
-            if other != dim and _divides(at, other, last, shape, padded, mesh):
+            if other != dim and _divides(at, other, last, padded, mesh):
                 moved = with_dim(with_dim(at, dim, axes[:-1]), other, (*at.dims[other], *last))
                 yield Step("all_to_all", last, moved, other, dim)
-        if sorted(axes) == sorted(target.dims[dim]):
-            yield Step("permute", tuple(a for a in mesh if a in axes), with_dim(at, dim, target.dims[dim]), dim)
+        for order in itertools.permutations(axes):  # an axis leaves a dim from its minor end, so it may have to go there
+            if order != axes:
+                yield Step("permute", tuple(a for a in mesh if a in axes), with_dim(at, dim, order), dim)
 
 
-def _reductions(at: Placement, target: Placement) -> Iterator[Step]:
+def _reductions(at: Placement, target: Placement, padded: tuple[int, ...], mesh: dict[str, int]) -> Iterator[Step]:
     by_monoid: dict[str, list[str]] = {}
     for axis, monoid in at.partial:
         if target.pending(axis) is None:
@@ -124,9 +125,8 @@ def _reductions(at: Placement, target: Placement) -> Iterator[Step]:
             dim = target.dim_of(axis)
             if dim is None:
                 continue
-            have = at.dims[dim]
-            if target.dims[dim][: len(have) + 1] == (*have, axis) and monoid == "sum":
-                scattered = with_dim(without_partial(at, (axis,)), dim, (*have, axis))
+            if monoid == "sum" and _divides(at, dim, (axis,), padded, mesh):
+                scattered = with_dim(without_partial(at, (axis,)), dim, (*at.dims[dim], axis))
                 yield Step("reduce_scatter", (axis,), scattered, dim, monoid=monoid)
             yield Step("all_reduce", (axis,), without_partial(at, (axis,)), monoid=monoid)
 
@@ -140,6 +140,6 @@ def _slices(at: Placement, target: Placement, shape: tuple[int, ...], padded: tu
                 yield Step("slice", (axis,), with_dim(at, dim, (*have, axis)), dim)
 
 
-def _divides(at: Placement, dim: int, axes: tuple[str, ...], shape: tuple[int, ...], padded: tuple[int, ...], mesh: dict[str, int]) -> bool:
+def _divides(at: Placement, dim: int, axes: tuple[str, ...], padded: tuple[int, ...], mesh: dict[str, int]) -> bool:
     parts = math.prod(mesh[a] for a in (*at.dims[dim], *axes))
     return padded[dim] % parts == 0
