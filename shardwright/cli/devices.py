@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 
 import jax
 
+from shardwright.plan import files
+
 _FLAG = "--xla_force_host_platform_device_count"
+
+
+def cluster_of(chosen: argparse.Namespace) -> str | None:
+    """Returns the cluster that the options name: `--cluster`, else the one that a saved plan is for, else None."""
+    named = vars(chosen)
+    if named.get("cluster") or not named.get("plan"):
+        return named.get("cluster")
+    return files.load(named["plan"]).cluster
 
 
 def ask_for_virtual_devices(cluster: str | None) -> None:
@@ -17,7 +28,7 @@ def ask_for_virtual_devices(cluster: str | None) -> None:
     clusters, and names that `cluster.parse` will refuse, change nothing.
 
     Args:
-        cluster: What `--cluster` was given.
+        cluster: A cluster's name; None where none was given.
     """
     match = re.fullmatch(r"cpu:([1-9]\d*)", cluster or "")
     if match is None:

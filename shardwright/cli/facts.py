@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterable
 from typing import Any
@@ -13,20 +14,16 @@ from jax.sharding import PartitionSpec as P
 def plan_facts(plan: Any) -> dict[str, Any]:
     """Returns what a plan decides and what it is predicted to cost."""
     estimate = plan.estimate
-    collectives = [
-        {"kind": c.kind, "axis": c.axis, "bytes": c.bytes, "times": c.times, "seconds": c.seconds, "source": c.source}
-        for c in estimate.collectives
-    ]
     return {
         "mesh": dict(plan.mesh),
         "seconds": estimate.seconds,
         "peak_bytes": estimate.memory.peak_bytes,
         "memory_by_role": dict(estimate.memory.by_role),
         "sent_bytes": sum(c.bytes for c in estimate.collectives),
-        "collectives": collectives,
+        "collectives": [dataclasses.asdict(c) for c in estimate.collectives],
         "inputs": spec_facts(plan.inputs),
         "outputs": spec_facts(plan.outputs),
-        "warnings": [str(w) for w in plan.warnings],
+        "warnings": [dataclasses.asdict(w) for w in plan.warnings],
     }
 
 

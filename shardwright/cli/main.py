@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from shardwright.cli import clusters, compile, plan, prove, train
-from shardwright.cli.devices import ask_for_virtual_devices
+from shardwright.cli.devices import ask_for_virtual_devices, cluster_of
 from shardwright.cli.facts import to_json
 from shardwright.cli.outcome import EXIT_HELP, Exit, Outcome
 
@@ -30,8 +30,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Without the program's name; None takes those of the process.
     """
     chosen = _parser().parse_args(arguments)
-    # Before anything can start jax's back end: the number of virtual devices is fixed from then on.
-    ask_for_virtual_devices(getattr(chosen, "cluster", None))
     try:
         outcome = _run(chosen)
     except KeyboardInterrupt:
@@ -53,6 +51,8 @@ def _run(chosen: argparse.Namespace) -> Outcome:
     # With --json stdout holds the one object, whatever the user's file prints.
     stdout = contextlib.redirect_stdout(sys.stderr) if chosen.json else contextlib.nullcontext()
     with stdout:
+        # Before anything can start jax's back end: the number of virtual devices is fixed from then on.
+        ask_for_virtual_devices(cluster_of(chosen))
         return _SUBCOMMANDS[chosen.subcommand].run(chosen)
 
 
@@ -62,8 +62,8 @@ def _failure(error: Exception) -> Outcome:
         code, title = Exit.BAD_INPUT, "error"
     if any(kind.__name__.startswith("Infeasible") for kind in type(error).__mro__):
         code, title = Exit.INFEASIBLE, "infeasible"
-    facts = {"error": {"kind": code.name.lower(), "message": str(error)}}
-    return Outcome(f"{title}: {error}", facts, code)
+    message = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
+    return Outcome(f"{title}: {message}", {"error": {"kind": code.name.lower(), "message": message}}, code)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -9,12 +9,12 @@ from typing import Any
 from jax.sharding import PartitionSpec as P
 
 from shardwright.cli.load import FORM
+from shardwright.plan.pins import parse_pin_spec
 
 OBJECTIVES = ("seconds", "memory", "bytes")
 PIN_HELP = """keep a leaf where you say; may be given several times. LEAF is the step's own argument name followed by
-the path in it, results start with 'out'. SPEC has one entry for each dim, with commas between: a mesh axis, several
-axes as d+t, None for a whole dim, * for a free one; no entry at all is whole. Example:
---pin "state[0]['emb']=t,None" """
+the path in it, results start with 'out'; SPEC is a PartitionSpec: None is whole, P.UNCONSTRAINED is free, as in
+--pin "state[0]['emb']=P('t', None)" """
 
 
 def add_program(parser: argparse.ArgumentParser) -> None:
@@ -86,10 +86,13 @@ def mesh(text: str) -> dict[str, int]:
 def pin(text: str) -> tuple[str, P]:
     """Reads `LEAF=SPEC`."""
     leaf, separator, spec = text.rpartition("=")
-    if not separator or not leaf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not LEAF=SPEC; write for example \"state['w']=d,None\"")
-    entries = [entry.strip() for entry in spec.split(",")] if spec.strip() else []
-    return leaf.strip(), P(*(_pin_entry(entry, text) for entry in entries))
+    if not separator or not leaf.strip():
+        raise argparse.ArgumentTypeError(f"{text!r} is not LEAF=SPEC; write for example \"state['w']=P('d', None)\"")
+    try:
+        entries = parse_pin_spec(spec)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return leaf.strip(), P(*(P.UNCONSTRAINED if axes is None else axes for axes in entries))
 
 
 def argnums(text: str) -> tuple[int, ...]:
@@ -116,14 +119,3 @@ def seconds(text: str) -> float:
     if not value > 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above zero")
     return value
-
-
-def _pin_entry(entry: str, text: str) -> Any:
-    if entry in ("None", "*"):
-        return None if entry == "None" else P.UNCONSTRAINED
-    axes = tuple(axis.strip() for axis in entry.split("+"))
-    if not all(axis.isidentifier() for axis in axes):
-        raise argparse.ArgumentTypeError(
-            f"{entry!r} in {text!r} is none of: a mesh axis (d), several (d+t), None (whole), * (free)"
-        )
-    return axes[0] if len(axes) == 1 else axes

@@ -10,7 +10,7 @@ from shardwright.cli import options
 from shardwright.cli.load import Loaded
 from shardwright.cli.phases import phase
 
-# `--cluster` may stand beside a saved plan: cpu:N says how many virtual devices there are.
+# `--cluster cpu:N` may stand beside a saved plan for other devices: it makes N virtual ones to run it on.
 _FIXED_BY_A_PLAN = ("memory", "mesh", "pin", "objective", "donate")
 
 

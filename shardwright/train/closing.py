@@ -50,7 +50,7 @@ class DemoResult:
         losses: One a step.
         seconds: Of training.
         tokens_per_second: Over the training.
-        certificate: What the prover returned: `ok`, `max_relative_error`, `rows`.
+        certificate: What the prover returned: `ok`, `max_relative_error` and `as_dict()`.
         plan_file: Where the plan was saved.
     """
 
@@ -121,23 +121,16 @@ def facts(result: DemoResult) -> dict[str, Any]:
 
 
 def certificate_facts(certificate: Any) -> dict[str, Any]:
-    """Returns a certificate as JSON types: `ok`, `max_relative_error` and one row a leaf."""
-    return {
-        "ok": bool(certificate.ok),
-        "max_relative_error": _scalar(float(certificate.max_relative_error)),
-        "rows": [_row(row) for row in certificate.rows],
-    }
+    """Returns `certificate.as_dict()` as JSON, which has neither NaN nor infinity: they are written as text."""
+    return {name: _finite(value) for name, value in certificate.as_dict().items()}
 
 
-def _row(row: Any) -> Any:
-    plain = dataclasses.asdict(row) if dataclasses.is_dataclass(row) and not isinstance(row, type) else row
-    return {k: _scalar(v) for k, v in plain.items()} if isinstance(plain, Mapping) else str(plain)
-
-
-def _scalar(value: Any) -> Any:
-    """JSON has neither NaN nor infinity: they and other types are written as text."""
-    is_plain = value is None or isinstance(value, bool | int | str)
-    return value if is_plain or (isinstance(value, float) and math.isfinite(value)) else str(value)
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _programs(result: DemoResult) -> tuple[tuple[str, Figures], ...]:

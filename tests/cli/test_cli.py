@@ -109,9 +109,19 @@ def test_train_refuses_a_missing_text_before_it_starts(capsys):
 
 
 def test_a_saved_plan_and_options_that_it_decides_exclude_each_other(capsys, program):
-    code, _, err = outcome(capsys, "compile", program, "--plan", "plan.json", "--memory", "1GB", "--objective", "bytes")
+    both = ("--plan", "plan.json", "--memory", "1GB", "--objective", "bytes", "--cluster", "cpu:8")
+    code, _, err = outcome(capsys, "compile", program, *both)
     assert code == Exit.BAD_INPUT
     assert "--plan plan.json already decides --memory and --objective" in err
+
+
+@pytest.mark.parametrize("subcommand", ["compile", "prove"])
+def test_a_saved_plan_that_is_none_exits_with_2(capsys, program, tmp_path, subcommand):
+    code, _, err = outcome(capsys, subcommand, program, "--plan", "plan.json")
+    assert code == Exit.BAD_INPUT and "error: plan.json: No such file or directory" in err
+    (tmp_path / "plan.json").write_text("{")
+    code, _, err = outcome(capsys, subcommand, program, "--plan", "plan.json")
+    assert code == Exit.BAD_INPUT and "plan.json cannot be read as JSON" in err
 
 
 def test_our_own_errors_and_infeasible_ones_have_their_own_codes(capsys, monkeypatch):
@@ -184,7 +194,17 @@ def test_plan_prints_saves_and_reports(capsys, program):
 
 @NEEDS_PLANNER
 def test_mesh_and_pins_reach_the_planner(capsys, program):
-    arguments = ("plan", program, "--cluster", "cpu:8", "--mesh", "d=2,t=4", "--pin", "state['up']=None,t", "--json")
+    arguments = (
+        "plan",
+        program,
+        "--cluster",
+        "cpu:8",
+        "--mesh",
+        "d=2,t=4",
+        "--pin",
+        "state['up']=P(None, 't')",
+        "--json",
+    )
     code, out, err = outcome(capsys, *arguments)
     assert code == 0, err
     found = json.loads(out)
