@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
 
 import numpy as np
 
-from shardwright.cluster import Cluster, Link, axis_links
+from shardwright.cluster import Cluster, Device, group_link, peak_flops_per_second
 from shardwright.cost.collectives import collective_seconds, sent_bytes
 from shardwright.cost.memory import Memory, memory_of
 from shardwright.cost.storage import stored
 from shardwright.partition.device import COLLECTIVES, Compute, Control, DeviceBlock, DeviceProgram, Move, Slot
-from shardwright.program.ir import Program
+from shardwright.program.ir import Literal, Program
+
+MATMULS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,8 +65,7 @@ class Estimate:
 
 def estimate(program: Program, device: DeviceProgram, cluster: Cluster) -> Estimate:
     """Prices `device`, the partitioned form of `program`, on `cluster`."""
-    links = axis_links(cluster, device.mesh)
-    totals = _Totals(cluster, links, device.mesh)
+    totals = _Totals(cluster, device.mesh)
     _block(totals, device.block, 1)
     communication = sum(c.seconds for c in totals.collectives)
     return Estimate(totals.seconds + communication, totals.seconds, communication, totals.flops,
@@ -71,8 +73,10 @@ def estimate(program: Program, device: DeviceProgram, cluster: Cluster) -> Estim
 
 
 class _Totals:
-    def __init__(self, cluster: Cluster, links: Mapping[str, Link], mesh: Mapping[str, int]):
-        self.cluster, self.links, self.mesh = cluster, links, mesh
+    def __init__(self, cluster: Cluster, mesh: Mapping[str, int]):
+        self.cluster, self.mesh = cluster, mesh
+        self.link = functools.cache(lambda axes: group_link(cluster, mesh, axes))
+        self.rate = functools.cache(lambda dtype, heavy: _rate(cluster.device, dtype, heavy))
         self.seconds = 0.0
         self.flops = 0.0
         self.collectives: list[Collective] = []
@@ -93,7 +97,7 @@ def _block(totals: _Totals, block: DeviceBlock, times: int) -> None:
 
 def _collective(totals: _Totals, op: Move, times: int) -> Collective:
     group = math.prod(totals.mesh[a] for a in op.axes)
-    link = min((totals.links[a] for a in op.axes), key=lambda x: x.bytes_per_second)
+    link = totals.link(op.axes)
     result = op.outputs[0].bytes
     if op.kind in ("all_gather", "all_to_all"):
         result = max(result, op.inputs[0].bytes * (group if op.kind == "all_gather" else 1))
@@ -107,35 +111,23 @@ def _seconds(totals: _Totals, op: object, kept: set[Slot], times: int) -> float:
     """Roofline of one operation: the larger of flops / peak and stored bytes / bandwidth, and the launch if it is a kernel."""
     device = totals.cluster.device
     touched = sum(s.bytes for s in {*op.inputs, *op.outputs} if isinstance(s, Slot) and s in kept)  # type: ignore[attr-defined]
-    flops = 0.0
     kernel = any(s in kept for s in op.outputs)  # type: ignore[attr-defined]
     compute = 0.0
     if isinstance(op, Compute):
-        flops = _local_flops(op)
-        totals.flops += flops * times
-        compute = flops / _flops_per_second(device, op)
+        totals.flops += op.flops * times
+        compute = op.flops / totals.rate(_widest(op), op.equation.name in MATMULS) if op.flops else 0.0
     return max(compute, touched / (device.memory_bytes_per_second * device.memory_efficiency)) + kernel * device.launch_seconds
 
 
-def _local_flops(op: Compute) -> float:
-    if op.row is None:
-        return float(sum(s.aval.size for s in op.outputs))
-    share = math.prod(b / s for b, s in zip(op.blocks, op.factors.sizes, strict=True) if s)
-    return op.row.flops(op.equation) * share
+def _rate(device: Device, dtype: str, heavy: bool) -> float:
+    return peak_flops_per_second(device, dtype) * (device.matmul_efficiency if heavy else 1.0)
 
 
-def _flops_per_second(device: object, op: Compute) -> float:
-    """The device's rate for this operation's dtype; what the catalog does not name runs as float32, wider floats at half of it."""
-    rates = device.flops_per_second  # type: ignore[attr-defined]
-    dtype = max((x.aval.dtype for x in op.inputs if not _is_key(x)), key=lambda d: np.dtype(d).itemsize, default=np.dtype("float32"))
-    rate = rates.get(str(dtype)) or (rates["float32"] / 2 if np.dtype(dtype).itemsize == 8 else rates["float32"])
-    heavy = op.equation.name in ("dot_general", "conv_general_dilated", "ragged_dot_general")
-    return rate * (device.matmul_efficiency if heavy else 1.0)  # type: ignore[attr-defined]
+def _widest(op: Compute) -> str:
+    """The operation's widest operand decides its rate."""
+    dtypes = [x.aval.dtype for x in op.inputs if not _is_key(x)]
+    return str(max(dtypes, key=lambda d: d.itemsize)) if dtypes else "float32"
 
 
-def _is_key(x: object) -> bool:
-    try:
-        np.dtype(x.aval.dtype)  # type: ignore[attr-defined]
-    except TypeError:
-        return True
-    return False
+def _is_key(x: Slot | Literal) -> bool:
+    return not isinstance(x.aval.dtype, np.dtype)

@@ -9,7 +9,7 @@ from shardwright.partition.cuts import Cuts
 from shardwright.partition.device import Constant, Fallback, Move, Op, Slot
 from shardwright.partition.routes import route
 from shardwright.plan.placement import Placement, local_shape, whole, without_partial
-from shardwright.program.ir import Atom, Equation, Literal, Source, Var
+from shardwright.program.ir import Atom, Literal, Source, Var
 from shardwright.rules.classes import Facts
 
 
@@ -24,17 +24,19 @@ class Builder:
         self.stay_pending = stay_pending
         self.fallbacks = fallbacks
         self.ops: list[Op] = []
-        self.result_source = Source()
+        self.made: dict[Var, Source] = {}
         self._slots: dict[Var, dict[Placement, Slot]] = {}
-        self._constants: dict[int, Var] = {}
 
     def slot(self, v: Var, placement: Placement) -> Slot:
         """A new slot for `v`."""
+        if not placement.axes:
+            return Slot(v.aval, placement, v.aval.shape)
         return Slot(v.aval, placement, device_shape(self.context, v, placement))
 
-    def define(self, v: Var, slot: Slot) -> None:
-        """`v` has just been computed in `slot`."""
+    def define(self, v: Var, slot: Slot, source: Source = Source()) -> None:
+        """`v` has just been computed in `slot`, by the equation from `source`."""
         self._slots[v] = {slot.placement: slot}
+        self.made[v] = source
 
     def available(self, v: Var) -> dict[Placement, Slot]:
         """Every placement in which `v` can be had without a move."""
@@ -55,15 +57,11 @@ class Builder:
         """Into how many blocks these axes cut."""
         return math.prod(self.context.mesh[a] for a in axes)
 
-    def block_size(self, eqn: Equation, facts: Facts, factor: int, axes: tuple[str, ...]) -> int:
-        """Size of one block of a factor, in its own units."""
-        size = facts.factors.sizes[factor]
-        c = facts.classes[factor]
-        if not axes or c is None:
-            return size
-        unit = self.context.classes.all[c].size
-        padded = self.context.padded_sizes[c] * (size // unit)
-        return padded // self.parts(axes)
+    def block_size(self, facts: Facts, factor: int, axes: tuple[str, ...]) -> int:
+        """Size of one block of a factor that `axes` cut, in its own units."""
+        size, c = facts.factors.sizes[factor], facts.classes[factor]
+        assert c is not None, "a factor without a class is never cut"
+        return self.context.padded_sizes[c] * (size // self.context.classes.all[c].size) // self.parts(axes)
 
     def get(self, a: Atom, placement: Placement, source: Source, why: str) -> Slot:
         """`a` in this placement, moved there if it cannot be had otherwise."""

@@ -46,7 +46,7 @@ def _hoisted(b: Builder, a: Atom, v: Var, eqn: Equation) -> Slot:
     """A loop's constant, where its readers want it if they all want the same."""
     slot = _as_it_lies(b, a, eqn)
     wanted = set()
-    for reader, position in b.cuts.consumers.get(v, []):
+    for reader, position in b.context.classes.readers.get(v, []):
         if reader is None or reader not in b.cuts.factors:
             return slot
         dims = b.context.classes.facts[reader].factors.operands[position]
@@ -144,4 +144,4 @@ def _cond(b: Builder, eqn: Equation, lower_block: LowerBlock) -> None:
 def _append(b: Builder, eqn: Equation, inputs: list, outputs: list[Slot], bodies: tuple[DeviceBlock, ...]) -> None:
     b.ops.append(Control(eqn, tuple(inputs), tuple(outputs), bodies))
     for v, slot in zip(eqn.outvars, outputs, strict=True):
-        b.define(v, slot)
+        b.define(v, slot, eqn.source)

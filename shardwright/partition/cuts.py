@@ -18,7 +18,7 @@ from shardwright.partition.context import SMALL_BYTES, Context, at_rest, natural
 from shardwright.plan.decision import AxisPlan
 from shardwright.plan.placement import Placement, whole
 from shardwright.program.ir import Atom, Block, Equation, Literal, Var
-from shardwright.rules.classes import Facts
+from shardwright.rules.classes import Facts, inner_operands
 from shardwright.rules.row import Dims
 
 
@@ -32,7 +32,7 @@ class Cuts:
     partial: variable → axes on which it could be a pending sum.
     accumulators: scan equation → for each carry the axes on which it may hold pending sums.
     zeros: variables known to be zero everywhere.
-    consumers: variable → (equation, or None for the block's result; operand position), in order.
+    feeds: (axis, variable) → whether what is computed from it is cut by a `compute` class of the axis.
     """
 
     factors: dict[Equation, tuple[int | None, ...]] = dataclasses.field(default_factory=dict)
@@ -41,7 +41,7 @@ class Cuts:
     partial: dict[Var, frozenset[str]] = dataclasses.field(default_factory=dict)
     accumulators: dict[Equation, tuple[frozenset[str], ...]] = dataclasses.field(default_factory=dict)
     zeros: set[Var] = dataclasses.field(default_factory=set)
-    consumers: dict[Var, list[tuple[Equation | None, int]]] = dataclasses.field(default_factory=dict)
+    feeds: dict[tuple[str, Var], bool] = dataclasses.field(default_factory=dict)
 
 
 def find_cuts(context: Context) -> Cuts:
@@ -55,16 +55,10 @@ def find_cuts(context: Context) -> Cuts:
 
 def _block(context: Context, cuts: Cuts, block: Block, lies: dict[Var, Placement]) -> None:
     for eqn in block.equations:
-        for i, a in enumerate(eqn.invars):
-            if isinstance(a, Var):
-                cuts.consumers.setdefault(a, []).append((eqn, i))
         if eqn.blocks:
             _control(context, cuts, eqn, lies)
         else:
             _equation(context, cuts, eqn, lies)
-    for i, a in enumerate(block.outvars):
-        if isinstance(a, Var):
-            cuts.consumers.setdefault(a, []).append((None, i))
 
 
 def _equation(context: Context, cuts: Cuts, eqn: Equation, lies: dict[Var, Placement]) -> None:
@@ -76,7 +70,7 @@ def _equation(context: Context, cuts: Cuts, eqn: Equation, lies: dict[Var, Place
         return
     chosen = []
     for axis_plan in context.decision.axes:
-        factor, is_blocked = _choose(context, eqn, facts, axis_plan, lies)
+        factor, is_blocked = _choose(context, cuts, eqn, facts, axis_plan, lies)
         chosen.append(factor)
         if is_blocked:
             cuts.blocked[eqn] = (*cuts.blocked.get(eqn, ()), axis_plan.axis)
@@ -104,18 +98,60 @@ def placed(dims: Dims, axes: tuple[tuple[str, ...], ...]) -> Placement:
     return Placement(tuple([() if f is None else axes[f] for f in dims]))
 
 
-def _choose(context: Context, eqn: Equation, facts: Facts, plan: AxisPlan, lies: dict[Var, Placement]) -> tuple[int | None, bool]:
+def _choose(context: Context, cuts: Cuts, eqn: Equation, facts: Facts, plan: AxisPlan,
+            lies: dict[Var, Placement]) -> tuple[int | None, bool]:
     """(factor or None, whether the wanted class could not be cut here)."""
-    large = max((a.aval.bytes for a in (*eqn.invars, *eqn.outvars)), default=0) >= SMALL_BYTES
-    for c in plan.compute + (plan.store if large else ()):
-        having = [f for f, fc in enumerate(facts.classes) if fc == c]
-        if not having or context.classes.all[c].size <= 1:
+    found = _listed(context, eqn, facts, plan, plan.compute, lies)
+    if found is not None or not plan.store or facts.largest_bytes < SMALL_BYTES:
+        return found or (None, False)
+    found = _listed(context, eqn, facts, plan, plan.store, lies)
+    if found is None:
+        return None, False
+    if any(isinstance(a, Var) and plan.axis in lies[a].axes for a in eqn.invars):
+        return found
+    pending = [a for a in eqn.invars if isinstance(a, Var) and plan.axis in cuts.partial.get(a, ())]
+    if not pending and any(_feeds_compute(context, cuts, v, plan) for v in eqn.outvars):
+        return None, False  # cutting a whole value only to gather it again
+    once = all(len(context.classes.readers[a]) == 1 for a in pending)
+    if pending and once and passing_group(cuts, eqn, facts, plan.axis, None) is not None:
+        return None, False  # two sums that meet further on are reduced once
+    return found
+
+
+def _listed(context: Context, eqn: Equation, facts: Facts, plan: AxisPlan, classes: tuple[int, ...],
+            lies: dict[Var, Placement]) -> tuple[int | None, bool] | None:
+    """The factor of the first of `classes` that the equation has; None if it has none of them."""
+    for c in classes:
+        if context.classes.all[c].size <= 1:
             continue
-        free = [f for f in having if f not in facts.factors.blocked]
-        if free:
-            return max(free, key=lambda f: (_aligned(eqn, facts, f, plan.axis, lies), f not in facts.factors.contracted, -f)), False
-        return _alternative(context, facts, plan), True
-    return None, False
+        having = facts.cuttable.get(c)
+        if having:
+            if len(having) == 1:
+                return having[0], False
+            contracted = facts.factors.contracted
+            return max(having, key=lambda f: (_aligned(eqn, facts, f, plan.axis, lies), f not in contracted, -f)), False
+        if c in facts.blocked:
+            return _alternative(context, facts, plan), True
+    return None
+
+
+def _feeds_compute(context: Context, cuts: Cuts, v: Var, plan: AxisPlan) -> bool:
+    """Whether an equation that reads `v`, or what moves out of it, is cut by one of the axis' compute classes."""
+    key = plan.axis, v
+    if key not in cuts.feeds:
+        cuts.feeds[key] = False
+        cuts.feeds[key] = any(eqn is not None and _reads_for_compute(context, cuts, eqn, i, plan)
+                              for eqn, i in context.classes.readers.get(v, ()))
+    return cuts.feeds[key]
+
+
+def _reads_for_compute(context: Context, cuts: Cuts, eqn: Equation, position: int, plan: AxisPlan) -> bool:
+    if eqn.blocks:
+        return any(_feeds_compute(context, cuts, inner, plan) for inner in inner_operands(eqn, position))
+    facts = context.classes.facts[eqn]
+    if any(c in facts.cuttable and context.classes.all[c].size > 1 for c in plan.compute):
+        return True
+    return len(eqn.invars) == 1 and any(_feeds_compute(context, cuts, v, plan) for v in eqn.outvars)
 
 
 def _aligned(eqn: Equation, facts: Facts, factor: int, axis: str, lies: dict[Var, Placement]) -> int:
@@ -156,7 +192,7 @@ def passing_group(cuts: Cuts, eqn: Equation, facts: Facts, axis: str, pending: M
 
     `pending` tells what is pending; None asks what could be.
     """
-    if facts.row is None:
+    if not facts.linear:
         return None
 
     def is_pending(a: Atom) -> bool:
@@ -167,7 +203,7 @@ def passing_group(cuts: Cuts, eqn: Equation, facts: Facts, axis: str, pending: M
     positions = {i for i, a in enumerate(eqn.invars) if is_pending(a)}
     if not positions:
         return None
-    for group in facts.row.linear(eqn):
+    for group in facts.linear:
         others = [eqn.invars[i] for i in group if i not in positions]
         if positions <= group and all(_zero(cuts, a) for a in others):
             return group

@@ -43,10 +43,7 @@ class Mask:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Compute:
-    """One equation on local blocks. `cut[f]`: axes that cut factor f; `blocks[f]`: size of one block of it.
-
-    `first_only`: operands that enter a pending sum but are not pending themselves; (position, axes): zero but on the first device.
-    """
+    """One equation on local blocks. `cut[f]`: axes that cut factor f; `blocks[f]`: size of one block of it; `flops`: of one device."""
 
     equation: Equation
     row: Row | None
@@ -55,8 +52,8 @@ class Compute:
     outputs: tuple[Slot, ...]
     cut: tuple[tuple[str, ...], ...]
     blocks: tuple[int, ...]
+    flops: float = 0.0
     masks: tuple[Mask, ...] = ()
-    first_only: tuple[tuple[int, tuple[str, ...]], ...] = ()
 
     @property
     def source(self) -> Source:

@@ -7,6 +7,8 @@ than it costs here: `pending.py` compares.
 
 from __future__ import annotations
 
+import math
+
 from shardwright.partition import control
 from shardwright.partition.builder import Builder
 from shardwright.partition.context import Context, at_rest, device_shape, make_context
@@ -15,7 +17,7 @@ from shardwright.partition.device import Compute, DeviceBlock, DeviceProgram, Fa
 from shardwright.partition.pending import passes
 from shardwright.plan.decision import Decision
 from shardwright.plan.placement import Placement, from_spec, whole, with_dim, with_partial, without_partial
-from shardwright.program.ir import Atom, Block, Equation, Program, Var
+from shardwright.program.ir import Atom, Block, Equation, Program, Source, Var
 from shardwright.rules.classes import Classes
 
 
@@ -70,7 +72,8 @@ def _result(b: Builder, a: Atom, wanted: Placement | None, may_stay: bool) -> Sl
         for axis, monoid in slot.placement.partial:
             if axis not in wanted.axes and wanted.pending(axis) is None and monoid == "sum":
                 wanted = with_partial(wanted, axis, monoid)
-    return b.get(a, wanted, b.result_source, "result")
+    source = b.made[a] if isinstance(a, Var) else Source()
+    return b.get(a, wanted, source, "result")
 
 
 def _equation(b: Builder, eqn: Equation) -> None:
@@ -83,7 +86,7 @@ def _equation(b: Builder, eqn: Equation) -> None:
         return
     factors = facts.factors
     cut = b.cuts.axes[eqn]
-    group, axes = passes(b, eqn)
+    group, pending_axes = passes(b, eqn)
     inputs, masks = [], []
     for i, (a, dims) in enumerate(zip(eqn.invars, factors.operands, strict=True)):
         if not isinstance(a, Var) and a.aval.ndim == 0:
@@ -91,24 +94,27 @@ def _equation(b: Builder, eqn: Equation) -> None:
             continue
         place = placed(dims, cut)
         if i in group:
-            for axis in axes:
+            for axis in pending_axes:
                 if b.primary(a).placement.pending(axis):
                     place = with_partial(place, axis, "sum")
         inputs.append(b.get(a, place, eqn.source, eqn.name))
-    blocks = tuple(b.block_size(eqn, facts, f, cut[f]) for f in range(len(factors.sizes)))
+    blocks = tuple(b.block_size(facts, f, axes) if axes else factors.sizes[f] for f, axes in enumerate(cut))
+    share = math.prod(n / size for n, size, axes in zip(blocks, factors.sizes, cut, strict=True) if axes)
     for f, monoid in factors.contracted.items():
-        uneven = blocks[f] * b.parts(cut[f]) != factors.sizes[f]
-        if cut[f] and uneven and f not in factors.masked:
+        if cut[f] and f not in factors.masked and blocks[f] * b.parts(cut[f]) != factors.sizes[f]:
             masks += [Mask(i, dim, f, monoid) for i, dims in enumerate(factors.operands) for dim, g in enumerate(dims) if g == f]
-    pending = [(axis, "sum") for axis in axes]
+    pending = [(axis, "sum") for axis in pending_axes]
     pending += [(axis, factors.contracted[f]) for f in factors.contracted for axis in cut[f]]
     outputs = []
     for v, dims in zip(eqn.outvars, factors.results, strict=True):
-        place = Placement(placed(dims, cut).dims, tuple(sorted(pending)))
+        place = placed(dims, cut)
+        if pending:
+            place = Placement(place.dims, tuple(sorted(pending)))
         outputs.append(b.slot(v, place))
-    b.ops.append(Compute(eqn, facts.row, factors, tuple(inputs), tuple(outputs), cut, blocks, tuple(masks)))
+    b.ops.append(Compute(eqn, facts.row, factors, tuple(inputs), tuple(outputs), cut, blocks, facts.flops * share,
+                         tuple(masks)))
     for v, slot in zip(eqn.outvars, outputs, strict=True):
-        b.define(v, slot)
+        b.define(v, slot, eqn.source)
     _note_fallback(b, eqn)
 
 
@@ -129,7 +135,7 @@ def _pass_through(b: Builder, eqn: Equation) -> None:
     sizes = facts.factors.sizes
     b.ops.append(Compute(eqn, facts.row, facts.factors, inputs, outputs, ((),) * len(sizes), sizes))
     for v, slot in zip(eqn.outvars, outputs, strict=True):
-        b.define(v, slot)
+        b.define(v, slot, eqn.source)
 
 
 def _constrain(b: Builder, eqn: Equation) -> None:
@@ -151,7 +157,7 @@ def _constrain(b: Builder, eqn: Equation) -> None:
             at = with_dim(at, dim, tuple(x for x in axes if x not in pinned.axes and x not in taken))
         taken.update(at.dims[dim])
     slot = b.get(a, at, eqn.source, "pin")
-    b.define(v, slot)
+    b.define(v, slot, eqn.source)
 
 
 def _free_dims(eqn: Equation) -> frozenset[int]:

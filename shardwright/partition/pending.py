@@ -51,7 +51,7 @@ def _future(b: Builder, v: Var, axis: str) -> float:
     """The least cost of resolving `v` here or anywhere down its chain."""
     best = math.inf
     while True:
-        readers = b.cuts.consumers.get(v, [])
+        readers = b.context.classes.readers.get(v, [])
         best = min(best, _resolve_cost(b, v, axis))
         if len(readers) != 1:
             return best
@@ -72,7 +72,7 @@ def _index(b: Builder, axis: str) -> int:
 
 def _resolve_cost(b: Builder, v: Var, axis: str) -> float:
     """Bytes of `v` on one device, once if every reader wants it cut on `axis`, twice else."""
-    readers = b.cuts.consumers.get(v, [])
+    readers = b.context.classes.readers.get(v, [])
     scattered = bool(readers) and all(_wants_cut(b, v, axis, *r) for r in readers)
     others = 1
     for eqn, position in readers[:1]:

@@ -28,20 +28,40 @@ class DimClass:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Facts:
-    """What the table says of one equation: its row, its factors and the class of each factor (None: no dim of a variable)."""
+    """What the table says of one equation, asked once.
+
+    Attributes:
+      row: its row, None for a primitive without one.
+      factors: how its dims relate.
+      classes: the class of each factor (None: no dim of a variable has it).
+      cuttable: class → its factors that can be cut.
+      blocked: classes whose factors cannot be cut.
+      linear: groups of operands through which a pending sum may pass.
+      flops: of the whole equation.
+      largest_bytes: of its largest operand or result.
+    """
 
     row: Row | None
     factors: Factors
     classes: tuple[int | None, ...]
+    cuttable: dict[int, tuple[int, ...]]
+    blocked: frozenset[int]
+    linear: tuple[frozenset[int], ...]
+    flops: float
+    largest_bytes: int
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Classes:
-    """Classes of a program, and the facts of each of its equations outside control flow."""
+    """Classes of a program, and the facts of each of its equations outside control flow.
+
+    `readers`: variable → (equation, or None for its block's result; operand position), in order.
+    """
 
     all: tuple[DimClass, ...]
     of: dict[Var, tuple[int, ...]]
     facts: dict[Equation, Facts]
+    readers: dict[Var, list[tuple[Equation | None, int]]]
 
     def size_multiple(self, var: Var, dim: int) -> int:
         """How many elements of `var`'s dim one unit of its class is."""
@@ -182,8 +202,46 @@ def _number(program: Program, union: _Union, facts: dict[Equation, tuple[Row | N
                 add(var)
     names = _names(program, of, facts, len(sizes))
     numbered = tuple(DimClass(i, names[i], s) for i, s in enumerate(sizes))
-    complete = {e: Facts(r, f, _factor_classes(e, f, of)) for e, (r, f) in facts.items()}
-    return Classes(numbered, of, complete)
+    return Classes(numbered, of, {e: _complete(e, r, f, of) for e, (r, f) in facts.items()}, _readers(program.block))
+
+
+def _readers(program: Block) -> dict[Var, list[tuple[Equation | None, int]]]:
+    found: dict[Var, list[tuple[Equation | None, int]]] = {}
+    for block in _blocks(program):
+        for eqn in block.equations:
+            for i, a in enumerate(eqn.invars):
+                if isinstance(a, Var):
+                    found.setdefault(a, []).append((eqn, i))
+        for i, a in enumerate(block.outvars):
+            if isinstance(a, Var):
+                found.setdefault(a, []).append((None, i))
+    return found
+
+
+def inner_operands(eqn: Equation, position: int) -> list[Var]:
+    """The variables of a control-flow equation's blocks that stand for its operand."""
+    if eqn.name == "scan":
+        return [eqn.blocks[0].invars[position]]
+    if eqn.name == "cond":
+        return [b.invars[position - 1] for b in eqn.blocks] if position else []
+    cond, body = eqn.blocks
+    nc, nb = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+    if position < nc:
+        return [cond.invars[position]]
+    inner = [body.invars[position - nc]]
+    return inner if position < nc + nb else [*inner, cond.invars[position - nb]]
+
+
+def _complete(eqn: Equation, found: Row | None, factors: Factors, of: dict[Var, tuple[int, ...]]) -> Facts:
+    classes = _factor_classes(eqn, factors, of)
+    cuttable: dict[int, tuple[int, ...]] = {}
+    for f, c in enumerate(classes):
+        if c is not None and f not in factors.blocked:
+            cuttable[c] = (*cuttable.get(c, ()), f)
+    blocked = frozenset(c for f, c in enumerate(classes) if c is not None and f in factors.blocked and c not in cuttable)
+    flops = found.flops(eqn) if found else float(sum(v.aval.size for v in eqn.outvars))
+    largest = max((a.aval.bytes for a in (*eqn.invars, *eqn.outvars)), default=0)
+    return Facts(found, factors, classes, cuttable, blocked, tuple(found.linear(eqn)) if found else (), flops, largest)
 
 
 def _blocks(block: Block) -> Iterable[Block]:

@@ -1,0 +1,103 @@
+"""Lists of classes that are worth pricing on one mesh axis.
+
+Three kinds of seeds, found from the program's structure alone:
+- one class: the batch (data parallelism), a sequence, a spatial dim;
+- a set of parameter classes of which no parameter has two (each weight is cut once, so a product's contraction meets a cut
+  operand: Megatron's pairs for an MLP and attention), alone and followed by a class of the values between them (sequence
+  parallelism);
+- nothing.
+Each can be joined by `store` classes, which cut the state (optimizer slots alone, or parameters too) where no seed class does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from shardwright.partition.context import SMALL_BYTES
+from shardwright.plan.decision import AxisPlan
+from shardwright.program.ir import Program, Role
+from shardwright.rules.classes import Classes
+from shardwright.search.facts import STATE, ClassFacts
+
+OPTIMIZER_ONLY = frozenset({Role.OPTIMIZER})
+ALL_STATE = frozenset(STATE)
+MAX_CLASSES = 10
+MIN_SHARE = 0.02
+
+
+def useful_classes(classes: Classes, facts: ClassFacts, size: int) -> tuple[int, ...]:
+    """Classes that cut a noticeable share of the flops or of the values, the most flops first."""
+    flops, values = (max(x.values(), default=1.0) or 1.0 for x in (facts.flops, facts.value_bytes))
+    scored = []
+    for c in classes.all:
+        if c.size < 2 or c.id in facts.stacked or c.size < size / 2:
+            continue
+        share = max(facts.flops.get(c.id, 0.0) / flops, facts.value_bytes.get(c.id, 0.0) / values)
+        if share >= MIN_SHARE:
+            scored.append((-share, c.id))
+    return tuple(c for _, c in sorted(scored)[:MAX_CLASSES])
+
+
+def compute_seeds(classes: Classes, facts: ClassFacts, useful: Sequence[int]) -> list[tuple[int, ...]]:
+    """Lists of compute classes to start from."""
+    in_parameters = {c for p in facts.parameters for c in p}
+    seeds: list[tuple[int, ...]] = [(), *((c,) for c in useful)]
+    sets = []
+    for start in [c for c in useful if c in in_parameters]:
+        chosen = _independent(facts, start, [c for c in useful if c in in_parameters])
+        if chosen not in sets:
+            sets.append(chosen)
+    between = [c for c in useful if c not in in_parameters]
+    for chosen in sets:
+        seeds.append(chosen)
+        seeds.extend((*chosen, c) for c in between[:3])
+    return list(dict.fromkeys(seeds))
+
+
+def _independent(facts: ClassFacts, start: int, others: Sequence[int]) -> tuple[int, ...]:
+    """`start` and every other class that shares no parameter with those taken, largest state first."""
+    taken = [start]
+    for c in sorted(others, key=lambda c: (-facts.state_bytes.get(c, 0.0), c)):
+        if c not in taken and not any(c in p and any(t in p for t in taken) for p in facts.parameters):
+            taken.append(c)
+    return tuple(taken)
+
+
+def with_store(program: Program, classes: Classes, facts: ClassFacts, axes: Sequence[AxisPlan], position: int,
+               rest: frozenset[Role]) -> AxisPlan:
+    """The axis with the store classes that cut all state which its compute classes leave whole.
+
+    Classes are taken by the bytes of the uncut leaves that they divide; a dim that scans run over comes last.
+    """
+    plan = axes[position]
+    store: list[int] = []
+    uncut = [(leaf, classes.of[v]) for leaf, v in zip(program.inputs, program.block.invars, strict=True)
+             if leaf.role in STATE and leaf.aval.bytes >= SMALL_BYTES and not set(plan.compute) & set(classes.of[v])]
+    while uncut:
+        gains: dict[int, float] = {}
+        for leaf, of in uncut:
+            for c in set(of):
+                if _divides(classes, axes, position, c):
+                    gains[c] = gains.get(c, 0.0) + leaf.aval.bytes
+        if not gains:
+            break
+        best = min(gains, key=lambda c: (c in facts.stacked, -gains[c], c))
+        store.append(best)
+        uncut = [(leaf, of) for leaf, of in uncut if best not in of]
+    return dataclasses.replace(plan, store=tuple(store), rest=rest)
+
+
+def _divides(classes: Classes, axes: Sequence[AxisPlan], position: int, c: int) -> bool:
+    others = math.prod(a.size for i, a in enumerate(axes) if i != position and (c in a.compute or c in a.store))
+    return classes.all[c].size % (others * axes[position].size) == 0
+
+
+def neighbors(plan: AxisPlan, useful: Sequence[int]) -> list[tuple[int, ...]]:
+    """Compute lists one step away: a class more (in front or behind), a class less."""
+    lists = [plan.compute[:i] + plan.compute[i + 1 :] for i in range(len(plan.compute))]
+    for c in useful:
+        if c not in plan.compute:
+            lists += [(c, *plan.compute), (*plan.compute, c)]
+    return list(dict.fromkeys(lists))

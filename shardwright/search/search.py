@@ -1,0 +1,223 @@
+"""Chooses a decision by pricing whole programs.
+
+minimize    seconds (or memory, or bytes sent) of one step
+over        the mesh's axes (one axis of all devices, or two: every factorization), for each axis its compute classes in order
+            [candidates.compute_seeds, neighbors], whether state is cut where they do not reach [candidates.with_store],
+            whether accumulators stay pending until a loop ends
+subject to  peak memory of one device ≤ limit                                                    [_score]
+            pins: leaves lie where the user says                                                 [partition.context.at_rest]
+
+Every candidate is partitioned and priced whole. Seeds first, then the best of them climb: one class more or less at a time, while that
+helps. Two-axis meshes start from the best lists of one axis. Deterministic: no clock, no random choice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import gc
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from shardwright.cluster import Cluster
+from shardwright.cost.estimate import Estimate, estimate
+from shardwright.partition.device import DeviceProgram
+from shardwright.partition.lower import partition
+from shardwright.plan.decision import AxisPlan, Decision
+from shardwright.program.ir import Block, Program, trip_count
+from shardwright.rules.classes import Classes
+from shardwright.search.candidates import ALL_STATE, OPTIMIZER_ONLY, compute_seeds, neighbors, useful_classes, with_store
+from shardwright.search.facts import ClassFacts, class_facts
+
+OBJECTIVES = ("seconds", "memory", "bytes")
+KEEP = 3
+MAX_ROUNDS = 4
+CLIMB_CLASSES = 6
+REDUNDANCY = 1.5
+PINNED = Mapping[str, tuple[tuple[str, ...] | None, ...]]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Candidate:
+    """A decision with its program and price."""
+
+    decision: Decision
+    device: DeviceProgram
+    estimate: Estimate
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Solution:
+    """The best candidate, and all that were priced, best first."""
+
+    best: Candidate
+    tried: tuple[Candidate, ...]
+    feasible: bool
+
+
+class _Search:
+    """One search: what is fixed, and every candidate priced so far."""
+
+    def __init__(self, program: Program, classes: Classes, cluster: Cluster, limit: int, objective: str, pins: PINNED):
+        self.program, self.classes, self.cluster = program, classes, cluster
+        self.limit, self.objective, self.pins = limit, objective, pins
+        self.facts: ClassFacts = class_facts(program, classes)
+        self.whole_flops = sum(_whole_flops(program.block, classes))
+        self.priced: dict[tuple, Candidate] = {}
+        self.short_list: dict[int, list[tuple[int, ...]]] = {}
+        self.useful = functools.cache(lambda size: useful_classes(classes, self.facts, size))
+
+    def price(self, axes: Sequence[AxisPlan], partial_carries: bool = True) -> Candidate:
+        key = (tuple(axes), partial_carries)
+        if key not in self.priced:
+            decision = Decision(tuple(axes), self.pins, partial_carries)
+            device = partition(self.program, self.classes, decision)
+            self.priced[key] = Candidate(decision, device, estimate(self.program, device, self.cluster))
+        return self.priced[key]
+
+    def score(self, c: Candidate) -> tuple:
+        e = c.estimate
+        over = max(0, e.memory.peak_bytes - self.limit)
+        cost = {"seconds": e.seconds, "memory": e.memory.peak_bytes, "bytes": e.bytes_sent}[self.objective]
+        length = sum(len(a.compute) + len(a.store) for a in c.decision.axes)
+        return (over > 0, over, self._repeated(c), cost, e.seconds, e.memory.peak_bytes, length, len(c.decision.axes))
+
+    def _repeated(self, c: Candidate) -> float:
+        """How many times over the devices together do the step's work, if that is not what seconds already price.
+
+        Sending nothing is easy where every device does everything; such a plan is no parallel run.
+        """
+        if self.objective == "seconds" or not self.whole_flops:
+            return 0.0
+        times = c.estimate.flops * math.prod(a.size for a in c.decision.axes) / self.whole_flops
+        return 0.0 if times <= REDUNDANCY else round(times, 1)
+
+
+def search(program: Program, classes: Classes, cluster: Cluster, *, limit: int, objective: str = "seconds",
+           mesh: Mapping[str, int] | None = None, pins: PINNED | None = None) -> Solution:
+    """The best decision that was found.
+
+    Args:
+      program: what to run.
+      classes: its classes.
+      cluster: where.
+      limit: bytes of one device's memory.
+      objective: "seconds", "memory" or "bytes": what is minimized under the limit.
+      mesh: axis → size, major to minor; None: every mesh of one or two axes over all devices.
+      pins: leaf name → axes of each dim, None where free.
+
+    Returns:
+      The solution; `feasible` is False if no candidate fits, and then `best` is the one that needs least.
+    """
+    s = _Search(program, classes, cluster, limit, objective, pins or {})
+    with _collector_paused():
+        for axes in _meshes(cluster.num_devices, mesh):
+            _price_seeds(s, axes)
+        for start in _starts(s):
+            _climb(s, start)
+    ranked = sorted(s.priced.values(), key=s.score)
+    return Solution(ranked[0], tuple(ranked), ranked[0].estimate.memory.peak_bytes <= limit)
+
+
+@contextlib.contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Thousands of small records are made and kept: the cyclic garbage collector would walk all of jax for nothing."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _meshes(num_devices: int, mesh: Mapping[str, int] | None) -> list[list[AxisPlan]]:
+    """The meshes to try, their axes empty: the given one, or one axis and every factorization into two."""
+    if mesh is not None:
+        return [[AxisPlan(axis, size) for axis, size in mesh.items()]]
+    two = [(a, num_devices // a) for a in range(2, num_devices) if num_devices % a == 0]
+    return [[AxisPlan("x", num_devices)], *([AxisPlan("d", a), AxisPlan("t", b)] for a, b in two)]
+
+
+def _price_seeds(s: _Search, axes: list[AxisPlan]) -> None:
+    """Seeds of each axis while the others idle; then the best of each axis together; then state cut too."""
+    short: list[list[tuple[int, ...]]] = []
+    for position, axis in enumerate(axes):
+        if axis.size == 1:
+            short.append([()])
+            continue
+        lists = s.short_list.get(axis.size)
+        if lists is None:
+            alone = {x: s.price(_with(axes, position, x)) for x in compute_seeds(s.classes, s.facts, s.useful(axis.size))}
+            by_score = sorted(alone, key=lambda x: (s.score(alone[x]), x))[:KEEP]
+            by_seconds = sorted(alone, key=lambda x: (alone[x].estimate.seconds, x))[:KEEP]
+            lists = list(dict.fromkeys([*by_seconds, *by_score]))
+            s.short_list[axis.size] = lists
+        short.append(lists if len(axes) == 1 else lists[:KEEP])
+    together = [s.price([dataclasses.replace(a, compute=c) for a, c in zip(axes, chosen, strict=True)])
+                for chosen in itertools.product(*short)]
+    together = list(dict.fromkeys(together))
+    best = sorted(together, key=s.score)[:KEEP] + sorted(together, key=lambda c: c.estimate.seconds)[:KEEP]
+    for c in dict.fromkeys(best):
+        for rest in (OPTIMIZER_ONLY, ALL_STATE):
+            s.price(_stored(s, c.decision.axes, [rest] * len(axes)))
+
+
+def _with(axes: Sequence[AxisPlan], position: int, compute: tuple[int, ...]) -> list[AxisPlan]:
+    return [dataclasses.replace(a, compute=compute) if i == position else a for i, a in enumerate(axes)]
+
+
+def _starts(s: _Search) -> list[Candidate]:
+    """Where climbing starts: the best of each number of axes, and the smallest if memory binds."""
+    ranked = sorted(s.priced.values(), key=s.score)
+    starts = []
+    for count in sorted({len(c.decision.axes) for c in ranked}):
+        starts.append(next(c for c in ranked if len(c.decision.axes) == count))
+    if s.score(ranked[0])[0]:
+        starts.append(min(ranked, key=lambda c: (c.estimate.memory.peak_bytes, s.score(c))))
+    return list(dict.fromkeys(starts))
+
+
+def _stored(s: _Search, axes: Sequence[AxisPlan], rests: Sequence[frozenset | None]) -> list[AxisPlan]:
+    """`axes` with state cut for these roles on each axis (None: not cut), each axis knowing those before."""
+    out = [dataclasses.replace(a, store=()) for a in axes]
+    for i, rest in enumerate(rests):
+        if rest is not None and out[i].size > 1:
+            out[i] = with_store(s.program, s.classes, s.facts, out, i, rest)
+    return out
+
+
+def _climb(s: _Search, start: Candidate) -> None:
+    best = start
+    for _ in range(MAX_ROUNDS):
+        better = min(_around(s, best), key=s.score, default=best)
+        if s.score(better) >= s.score(best):
+            return
+        best = better
+
+
+def _around(s: _Search, at: Candidate) -> list[Candidate]:
+    """Every candidate one step away: a class more or less on one axis, its state cut for other roles, accumulators reduced in
+    every turn."""
+    axes = at.decision.axes
+    rests = [a.rest if a.store else None for a in axes]
+    found = []
+    for i, plan in enumerate(axes):
+        if plan.size == 1:
+            continue
+        for compute in neighbors(plan, s.useful(plan.size)[:CLIMB_CLASSES]):
+            found.append(s.price(_stored(s, _with(axes, i, compute), rests)))
+        for rest in (None, OPTIMIZER_ONLY, ALL_STATE):
+            found.append(s.price(_stored(s, axes, [rest if j == i else r for j, r in enumerate(rests)])))
+    found.append(s.price(axes, not at.decision.partial_carries))
+    return found
+
+
+def _whole_flops(block: Block, classes: Classes, times: int = 1) -> Iterator[float]:
+    for eqn in block.equations:
+        if not eqn.blocks:
+            yield times * classes.facts[eqn].flops
+        for inner in eqn.blocks:
+            yield from _whole_flops(inner, classes, times * trip_count(eqn))
