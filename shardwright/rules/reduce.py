@@ -10,8 +10,12 @@ from shardwright.program.ir import Equation
 from shardwright.rules.row import Factors, FactorsBuilder, Local, Row, bind, bind_with
 
 _MONOIDS = {
-    "reduce_sum": "sum", "reduce_prod": "prod", "reduce_max": "max", "reduce_min": "min",
-    "reduce_and": "and", "reduce_or": "or",
+    "reduce_sum": "sum",
+    "reduce_prod": "prod",
+    "reduce_max": "max",
+    "reduce_min": "min",
+    "reduce_and": "and",
+    "reduce_or": "or",
 }
 
 
@@ -40,8 +44,10 @@ def _keeping(equation: Equation, dim: int) -> Factors:
     """Every dim of every operand is the results' own; along `dim` elements depend on one another."""
     b = FactorsBuilder(equation)
     everywhere = range(len(equation.invars))
-    factors = [b.link(size, dict.fromkeys(everywhere, d), dict.fromkeys(everywhere, d))
-               for d, size in enumerate(equation.invars[0].aval.shape)]
+    factors = [
+        b.link(size, dict.fromkeys(everywhere, d), dict.fromkeys(everywhere, d))
+        for d, size in enumerate(equation.invars[0].aval.shape)
+    ]
     return b.build(blocked=(factors[dim],))
 
 
@@ -97,14 +103,14 @@ def _one_an_operand_element(equation: Equation) -> float:
 
 
 def _sort_flops(equation: Equation) -> float:
-    """n · log2 n comparisons of `num_keys` keys along a dim of size n."""
+    """Comparisons of `num_keys` keys, n · log2 n of each, along a dim of size n."""
     aval = equation.invars[0].aval
     return float(aval.size * math.log2(max(aval.shape[equation.params["dimension"]], 2)) * equation.params["num_keys"])
 
 
 def _top_flops(equation: Equation) -> float:
     """A heap of k elements: n · log2 k comparisons, at least n."""
-    return float(equation.invars[0].aval.size * max(math.log2(equation.params["k"]), 1.0)) if equation.params["k"] else 0.0
+    return equation.invars[0].aval.size * max(math.log2(max(equation.params["k"], 1)), 1.0)
 
 
 def _local(equation: Equation, values: Sequence[Any], local: Local) -> list[Any]:
