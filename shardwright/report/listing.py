@@ -74,10 +74,8 @@ class _Lister:
         mesh = " × ".join(f"{axis}={size}" for axis, size in device.mesh.items())
         num_ops = sum(1 for _ in walk(device.block))
         num_devices = math.prod(device.mesh.values())
-        yield (
-            f"# Runs on each of {num_devices} devices, mesh {mesh}: {num_ops} operations, {len(self.prices)} of them "
-            f"collectives that send {bytes_text(self.estimate.bytes_sent)}"
-        )
+        sent = f"sent by collectives: {bytes_text(self.estimate.bytes_sent)} in {len(self.prices)}"
+        yield f"# Runs on each of {num_devices} devices, mesh {mesh}. Operations: {num_ops}, {sent}."
         for leaf, slot in zip(self.program.inputs, device.block.inputs, strict=True):
             yield f"input {self.name(slot)}: {type_text(slot)}{self._comment(self._leaf(leaf, slot))}"
         yield from self.block(device.block, "")
@@ -116,7 +114,7 @@ class _Lister:
             text = ", ".join((*arguments, *_move_facts(op)))
             return f"{results} = {op.kind}({text}){self._comment(self._sent(op), self._place(op))}"
         assert isinstance(op, Compute)
-        notes = "not cut: " + self.uncut[op.equation] if op.equation in self.uncut else ""
+        notes = self.uncut.get(op.equation, "")
         text = ", ".join((*arguments, *self._cut(op)))
         return f"{results} = {op.equation.name}({text}){self._comment(notes, self._place(op))}"
 

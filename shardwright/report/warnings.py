@@ -131,7 +131,9 @@ def _gathers(
             remedy = f"Pin it to stay cut (pins={{{result!r}: …}}), or do not return it."
         else:
             message = f"a value of {shape} is gathered over axis {axis} for '{why}', which is not cut there, {cost}"
-            remedy = f"Pin the value where it is read, or lay a class that '{why}' has on axis {axis}."
+            remedy = f"Pin the value to another dim there, or lay a class that '{why}' has on axis {axis}."
+            if why == "pin":
+                remedy = f"A pin in the step asks for it: pin that dim to {axis!r}, or leave it P.UNCONSTRAINED."
         yield PlanWarning("gather", message, remedy, place, sent, seconds)
 
 
@@ -157,7 +159,7 @@ def _redundant(device: DeviceProgram, work: Work, told: set[Equation]) -> Iterat
                 "redundant",
                 f"'{name}' is not cut on axis {axes}: {percent_text(repeated / total)} of each device's work repeats "
                 "what others do",
-                f"Lay a class that '{name}' has on axis {axes} (more batch, or another mesh), or use fewer devices.",
+                f"Lay one of its dims on axis {axes} too, or plan with a smaller axis.",
                 place,
             )
 
