@@ -10,6 +10,7 @@ from shardwright import _compat
 from shardwright.cost.estimate import Estimate
 from shardwright.partition.device import DeviceProgram, Slot
 from shardwright.plan.decision import Decision
+from shardwright.plan.named import by_name
 from shardwright.plan.placement import whole
 from shardwright.plan.record import (
     CandidateRecord,
@@ -20,7 +21,6 @@ from shardwright.plan.record import (
     PlanRecord,
     PlanWarning,
     ProgramRecord,
-    by_name,
 )
 from shardwright.program.ir import Atom, Leaf, Literal, Program, Var
 from shardwright.report.sources import short_source

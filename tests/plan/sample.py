@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shardwright.plan.decision import AxisPlan, Decision
+from shardwright.plan.named import by_name
 from shardwright.plan.record import (
     CandidateRecord,
     CollectiveRecord,
@@ -12,7 +13,6 @@ from shardwright.plan.record import (
     PlanRecord,
     PlanWarning,
     ProgramRecord,
-    by_name,
 )
 from shardwright.program.ir import Role
 

@@ -14,8 +14,8 @@ from shardwright.plan.amounts import bytes_text, flops_text, percent_text, secon
 from shardwright.plan.check import check, leaf_differences, problems
 from shardwright.plan.decision import AxisPlan, Decision
 from shardwright.plan.diff import diff
+from shardwright.plan.named import AxisRecord, DecisionRecord, by_id, by_name
 from shardwright.plan.pins import parse_pin_spec, resolve_pins
-from shardwright.plan.record import AxisRecord, DecisionRecord, by_id, by_name
 from shardwright.program.ir import Aval, Leaf, Role
 from tests.plan.sample import NAMES, decision, estimate, record
 
