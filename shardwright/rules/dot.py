@@ -6,12 +6,14 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from shardwright.program.ir import Equation
 from shardwright.rules.row import Factors, FactorsBuilder, Local, Row, bind_with
 
 
 def _factors(equation: Equation) -> Factors:
-    """batch dims: free in both and the result; contracting: a sum; the others: free in one and the result."""
+    """Batch dims: free in both and the result; contracting: a sum; the others: free in one and the result."""
     (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = equation.params["dimension_numbers"]
     lhs, rhs = (a.aval.shape for a in equation.invars)
     b = FactorsBuilder(equation)
@@ -24,7 +26,8 @@ def _factors(equation: Equation) -> Factors:
             if dim not in taken:
                 b.link(shape[dim], {position: dim}, {0: out})
                 out += 1
-    contracted = {b.link(lhs[i], {0: i, 1: j}, {}): "sum" for i, j in zip(lhs_contract, rhs_contract, strict=True)}
+    monoid = "or" if equation.outvars[0].aval.dtype == np.bool_ else "sum"
+    contracted = {b.link(lhs[i], {0: i, 1: j}, {}): monoid for i, j in zip(lhs_contract, rhs_contract, strict=True)}
     return b.build(contracted)
 
 

@@ -1,10 +1,11 @@
 """Slices read and written at starts that are known only when the program runs.
 
 A dim that the slice takes whole is free. One of which it takes a part may be cut too: the slice lies in one block or
-straddles several, and each device reads or writes its share. With V the dim's size, s the slice's, i the start (XLA clamps
-it to [0, V - s]) and [o, o + B) a device's block, the slice starts at r = i - o of the block, and the share lies within
-the window of w = min(B, s) elements at c = min(max(r, 0), B - w): if w = s, then either the whole slice is inside (c = r)
-or it overlaps an end of the block by less than s; if w = B, the window is the block. All work is on O(s) elements.
+straddles several, and each device reads or writes its share. With V the dim's size, s the slice's, i the start (XLA
+clamps it to [0, V - s]) and [o, o + B) a device's block, the slice starts at r = i - o of the block, and the share lies
+within the window of w = min(B, s) elements at c = min(max(r, 0), B - w): if w = s, then either the whole slice is
+inside (c = r) or it overlaps an end of the block by less than s; if w = B, the window is the block. All work is on
+O(s) elements.
 """
 
 from __future__ import annotations

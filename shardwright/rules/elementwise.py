@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
-import math
+from typing import Any
 
+import jax
 import numpy as np
 
-from shardwright.program.ir import Equation, Literal
+from shardwright.program.ir import Equation
 from shardwright.rules.row import Factors, FactorsBuilder, Row, one_flop_an_element
 
 
 def elementwise_factors(equation: Equation) -> Factors:
-    """One free factor a dim. A dim of size 1 beside a larger one broadcasts and stays whole; so does a scalar."""
+    """One free factor a dim. A scalar operand is whole, and so is a dim of size 1, beside a larger one or alone."""
     b = FactorsBuilder(equation)
     shape = equation.outvars[0].aval.shape
     for dim, size in enumerate(shape):
-        operands = {i: dim for i, a in enumerate(equation.invars)
-                    if a.aval.ndim == len(shape) and (a.aval.shape[dim] == size)}
-        b.link(size, operands, {i: dim for i in range(len(equation.outvars))})
+        if size > 1:
+            operands = {i: dim for i, a in enumerate(equation.invars)
+                        if a.aval.ndim == len(shape) and a.aval.shape[dim] == size}
+            b.link(size, operands, dict.fromkeys(range(len(equation.outvars)), dim))
     return b.build()
+
+
+def _bitcast_factors(equation: Equation) -> Factors:
+    """Between widths the wider side lacks a trailing dim, that of the narrow elements in a wide one: whole."""
+    b = FactorsBuilder(equation)
+    for dim, (old, new) in enumerate(zip(equation.invars[0].aval.shape, equation.outvars[0].aval.shape, strict=False)):
+        assert old == new
+        if old > 1:
+            b.link(old, {0: dim}, {0: dim})
+    return b.build()
+
+
+# --- what is linear -------------------------------------------------------------------------------------------------
 
 
 def _jointly(equation: Equation) -> tuple[frozenset[int], ...]:
@@ -38,57 +53,60 @@ def _in_cases(equation: Equation) -> tuple[frozenset[int], ...]:
     return (frozenset(range(1, len(equation.invars))),)
 
 
-def _conversion(equation: Equation) -> tuple[frozenset[int], ...]:
-    """A sum may wait behind a widening, never behind a narrowing: that would round each term."""
-    old, new = equation.invars[0].aval.dtype, np.dtype(equation.params["new_dtype"])
-    inexact = _inexact(old) and _inexact(new)
-    return (frozenset({0}),) if inexact and new.itemsize >= np.dtype(old).itemsize else ()
+def _in_dividend(equation: Equation) -> tuple[frozenset[int], ...]:
+    """Integers are divided with a remainder that is lost, and (1 + 1) / 2 is not 1 / 2 + 1 / 2."""
+    return (frozenset({0}),) if _inexact(equation.outvars[0].aval.dtype) else ()
 
 
-def _inexact(dtype: object) -> bool:
-    try:
-        return np.dtype(dtype).kind in "fcV"  # ml_dtypes' floats are of kind V
-    except TypeError:
-        return False
-
-
-def _power(equation: Equation) -> tuple[frozenset[int], ...]:
+def _in_base(equation: Equation) -> tuple[frozenset[int], ...]:
     return (frozenset({0}),) if equation.params["y"] == 1 else ()
 
 
-def _select_factors(equation: Equation) -> Factors:
-    """As elementwise; a scalar predicate is whole."""
-    return elementwise_factors(equation)
+def _in_widened(equation: Equation) -> tuple[frozenset[int], ...]:
+    """A sum may wait behind a conversion that keeps every number, never behind one that would round each term."""
+    return (frozenset({0}),) if _keeps(equation.invars[0].aval.dtype, equation.params["new_dtype"]) else ()
 
 
-def _clamp_factors(equation: Equation) -> Factors:
-    return elementwise_factors(equation)
+def _inexact(dtype: Any) -> bool:
+    return jax.dtypes.issubdtype(dtype, np.inexact)
 
 
-_PLAIN = Row(elementwise_factors, flops=one_flop_an_element, fused=True)
-_SUM = Row(elementwise_factors, linear=_jointly, flops=one_flop_an_element, fused=True)
-_PRODUCT = Row(elementwise_factors, linear=_in_each, flops=one_flop_an_element, fused=True)
-_UNARY_LINEAR = Row(elementwise_factors, linear=_in_first, flops=one_flop_an_element, fused=True)
+def _keeps(old: Any, new: Any) -> bool:
+    """Whether every number of the floating-point dtype `old` is one of `new`."""
+    if old == new or not (_inexact(old) and _inexact(new)):
+        return bool(old == new)
+    if jax.dtypes.issubdtype(old, np.complexfloating) and not jax.dtypes.issubdtype(new, np.complexfloating):
+        return False
+    a, b = jax.numpy.finfo(old), jax.numpy.finfo(new)
+    return b.nmant >= a.nmant and b.maxexp >= a.maxexp and b.minexp <= a.minexp
 
-_PLAIN_NAMES = """
-abs acos acosh and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clz cos cosh digamma eq erf erf_inv erfc exp
-exp2 expm1 floor ge gt igamma igamma_grad_a igammac imag is_finite le le_to lgamma log log1p logistic lt lt_to max min ne
-nextafter not or polygamma population_count pow random_gamma_grad real regularized_incomplete_beta rem round rsqrt shift_left
-shift_right_arithmetic shift_right_logical sign sin sinh sqrt square tan tanh xor zeta conj erf_inv clamp complex
-reduce_precision stop_gradient bitcast_convert_type
-""".split()
+
+# --- the rows -------------------------------------------------------------------------------------------------------
+
+
+def _row(linear: Any = None) -> Row:
+    extra = {"linear": linear} if linear else {}
+    return Row(elementwise_factors, flops=one_flop_an_element, fused=True, **extra)
+
+
+_PLAIN = [
+    "abs", "acos", "acosh", "and", "asin", "asinh", "atan", "atan2", "atanh", "bessel_i0e", "bessel_i1e", "cbrt",
+    "ceil", "clamp", "clz", "cos", "cosh", "digamma", "eq", "eq_to", "erf", "erf_inv", "erfc", "exp", "exp2",
+    "expm1", "floor", "ge", "gt", "igamma", "igamma_grad_a", "igammac", "is_finite", "le", "le_to", "lgamma", "log",
+    "log1p", "logistic", "lt", "lt_to", "max", "min", "mulhi", "ne", "nextafter", "not", "or", "polygamma",
+    "population_count", "pow", "reduce_precision", "regularized_incomplete_beta", "rem", "round", "rsqrt",
+    "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sinh", "sqrt", "square", "tan",
+    "tanh", "xor", "zeta",
+]
 
 ROWS: dict[str, Row] = {
-    **dict.fromkeys(_PLAIN_NAMES, _PLAIN),
-    **dict.fromkeys(("add", "sub", "add_any", "complex"), _SUM),
-    "mul": _PRODUCT,
-    **dict.fromkeys(("div", "neg", "copy", "copy_p", "real", "imag", "conj", "stop_gradient"), _UNARY_LINEAR),
-    "select_n": Row(_select_factors, linear=_in_cases, flops=one_flop_an_element, fused=True),
-    "convert_element_type": Row(elementwise_factors, linear=_conversion, flops=one_flop_an_element, fused=True),
-    "integer_pow": Row(elementwise_factors, linear=_power, flops=one_flop_an_element, fused=True),
+    **dict.fromkeys(_PLAIN, _row()),
+    **dict.fromkeys(("add", "add_any", "complex", "sub"), _row(_jointly)),
+    **dict.fromkeys(("conj", "copy", "imag", "name", "neg", "real", "stop_gradient"), _row(_in_first)),
+    "mul": _row(_in_each),
+    "div": _row(_in_dividend),
+    "select_n": _row(_in_cases),
+    "convert_element_type": _row(_in_widened),
+    "integer_pow": _row(_in_base),
+    "bitcast_convert_type": Row(_bitcast_factors, fused=True),
 }
-
-
-def is_scalar_literal(atom: object) -> bool:
-    """Whether `atom` is a constant of one element."""
-    return isinstance(atom, Literal) and math.prod(atom.aval.shape) == 1

@@ -1,9 +1,11 @@
 """Indexing: gather (lookups) and the scatters (indexed writes, gradients of lookups).
 
-Both move slices between an operand and a batch of slices, at starts read from an array of indices; the operand's dims
-split alike for both (`Layout`). Indexed dims may be cut: each device serves the indices that fall into its block, so that
-a gather leaves a sum of lookups of which all but one are zero, and a scatter writes what is its own. Slices at one
-start for all dims are in `dynamic`.
+Both move slices between an operand and a batch of slices, at starts read from an array of indices (`Layout`). An
+indexed dim may be cut: each device serves the slices that meet its block, so that a gather leaves a sum in which
+every element is zero on all devices but one, and a scatter writes what is its own. Let i be a start, s a slice's size
+and [o, o + B) the block: the slice meets it if i - o is in (-s, B). For s > 1 it may stick out by up to s - 1
+elements, so the block is given margins of s - 1 zeros, and i becomes i - o + s - 1. Slices that share one start are
+in `dynamic`.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ _SCATTER_MONOIDS = {"scatter-add": "sum", "scatter-sub": "sum", "scatter-mul": "
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How a gather or scatter lays slices of its operand into its slices array (a gather's result, a scatter's updates).
+    """How slices of the operand lie in the slices array: the result of a gather, the updates of a scatter.
 
     Attributes:
       window: operand dim → dim of the slices array, for the dims that a slice keeps.
@@ -46,9 +48,9 @@ class Layout:
     taken: tuple[int, ...]
     limits: tuple[int, ...]
 
-    def one_of(self, dim: int, size: int) -> bool:
-        """Whether a slice is one indexed element of several along this operand dim."""
-        return dim in self.component and self.taken[dim] == 1 and size > 1
+    def in_part(self, dim: int, size: int) -> bool:
+        """Whether a slice is an indexed part of this operand dim, of this size."""
+        return dim in self.component and 0 < self.taken[dim] < size
 
 
 def layout(equation: Equation) -> Layout:
@@ -85,23 +87,31 @@ def _first_block(local: Local, factors: Sequence[int]) -> Any:
 
 
 def _padded(local: Local) -> bool:
-    """Whether some block holds padding, so that promises about all indices no longer hold."""
-    return any(n * block != size for n, block, size in zip(local.parts, local.blocks, local.factors.sizes, strict=True))
+    """Whether some indices are padding, so that promises about all of them no longer hold."""
+    return any(f is not None and local.parts[f] * local.blocks[f] != local.factors.sizes[f]
+               for f in local.factors.operands[1])
 
 
 def _cut(equation: Equation, at: Layout, local: Local) -> dict[int, int]:
-    """Cut operand dims of which a slice is one indexed element → their factor."""
+    """Cut operand dims of which a slice is an indexed part → their factor."""
     dims, shape = local.factors.operands[0], equation.invars[0].aval.shape
-    return {d: f for d, f in enumerate(dims) if f is not None and local.parts[f] > 1 and at.one_of(d, shape[d])}
+    return {d: f for d, f in enumerate(dims) if f is not None and local.parts[f] > 1 and at.in_part(d, shape[d])}
 
 
 def _in_block(position: Any, equation: Equation, at: Layout, local: Local) -> tuple[Any, Any]:
-    """Positions relative to this device's block, and whether each lies in it (in the whole dim where it is not cut)."""
-    cut = _cut(equation, at, local)
-    shape = equation.invars[0].aval.shape
+    """Starts in this device's block with its margins, and whether each slice meets the block."""
+    cut, shape = _cut(equation, at, local), equation.invars[0].aval.shape
     first = jnp.stack([jnp.asarray(local.offset(cut[d]) if d in cut else 0, position.dtype) for d in at.component])
     block = np.array([local.blocks[cut[d]] if d in cut else shape[d] for d in at.component], position.dtype)
-    return position - first, jnp.all((position >= first) & (position < first + block), axis=-1)
+    margin = np.array([at.taken[d] - 1 if d in cut else 0 for d in at.component], position.dtype)
+    meets = jnp.all((position >= first - margin) & (position < first + block), axis=-1)
+    return position - first + margin, meets
+
+
+def _with_margins(operand: Any, cut: Mapping[int, int], at: Layout, sign: int = 1) -> Any:
+    """The block with its margins of zeros; with `sign` -1 a block with margins without them."""
+    margins = [sign * (at.taken[d] - 1) if d in cut else 0 for d in range(operand.ndim)]
+    return jax.lax.pad(operand, np.zeros((), operand.dtype), [(m, m, 0) for m in margins]) if any(margins) else operand
 
 
 # --- gather ---------------------------------------------------------------------------------------------------------
@@ -110,8 +120,7 @@ def _in_block(position: Any, equation: Equation, at: Layout, local: Local) -> tu
 def _gather_factors(equation: Equation) -> Factors:
     """Batch dims of the indices, and dims that every slice takes whole, are free.
 
-    An indexed dim of which a slice takes one element is contracted: exactly one block of it holds the element, all
-    others give zero. A dim of which a slice takes several elements, but not all, is whole.
+    An indexed dim of which a slice takes a part is contracted: one block holds an element, all others give zero.
     """
     b, at = FactorsBuilder(equation), layout(equation)
     operand, indices = (a.aval for a in equation.invars)
@@ -122,7 +131,7 @@ def _gather_factors(equation: Equation) -> Factors:
     for dim, size in enumerate(operand.shape):
         if size > 1 and at.taken[dim] == size:
             b.link(size, {0: dim}, {0: at.window[dim]})
-        elif at.one_of(dim, size) and not _compat.is_extended(operand.dtype):
+        elif at.in_part(dim, size) and not _compat.is_extended(operand.dtype):
             contracted[b.link(size, {0: dim}, {})] = "or" if operand.dtype == np.bool_ else "sum"
     return b.build(contracted, masked=tuple(contracted))
 
@@ -130,10 +139,9 @@ def _gather_factors(equation: Equation) -> Factors:
 def _gather_local(equation: Equation, values: Sequence[Any], local: Local) -> list[Any]:
     """The lookup in this device's block.
 
-    With an indexed dim cut, let i be an index, V the dim's size and [o, o + B) this block. A gather that clips (in XLA
-    also one that promises to be in bounds) reads row min(max(i, 0), V - 1), which lies in one block: there the row is
-    read at i - o, elsewhere it is zero. A gather that fills gives the fill value, wherever an index does not fit, and
-    must give it once: the devices with block 0 do, all others give zero.
+    A gather that clips (in XLA also one that promises to be in bounds) reads at min(max(i, 0), V - s), V the dim's
+    size. One that fills gives the fill value where an index does not fit, and must give it once: the devices with
+    block 0 of the cut dims do, all others give zero.
     """
     operand, indices = values
     at, p = layout(equation), equation.params
@@ -142,15 +150,16 @@ def _gather_local(equation: Equation, values: Sequence[Any], local: Local) -> li
     params = dict(p, slice_sizes=taken, indices_are_sorted=p["indices_are_sorted"] and not _padded(local) and not cut)
     if not cut:
         return bind_with(equation, values, params)
-    position, inside = _in_block(_clamped(indices, at.limits), equation, at, local)
+    position, meets = _in_block(_clamped(indices, at.limits), equation, at, local)
 
     def select(mask: Any, yes: Any, no: Any) -> Any:
         mask = jax.lax.broadcast_in_dim(mask, local.result_shapes[0], tuple(at.batch.values()))
         return jnp.where(mask, yes, no)
 
-    (rows,) = bind_with(equation, (operand, position), dict(params, mode=GatherScatterMode.CLIP, fill_value=None))
+    block = _with_margins(operand, cut, at)
+    (rows,) = bind_with(equation, (block, position), dict(params, mode=GatherScatterMode.CLIP, fill_value=None))
     zero = np.zeros((), operand.dtype)
-    rows = select(inside, rows, zero)
+    rows = select(meets, rows, zero)
     if p["mode"] == GatherScatterMode.FILL_OR_DROP:
         given = indices.astype(np.int32)  # as jax compares them
         fits = jnp.all((given >= 0) & (given <= np.array(at.limits, np.int32)), axis=-1)
@@ -169,9 +178,9 @@ def _gather_linear(equation: Equation) -> tuple[frozenset[int], ...]:
 
 
 def _scatter_factors(equation: Equation) -> Factors:
-    """Dims that every update takes whole, and batching dims, are free; so is an indexed dim written one at a time.
+    """Dims that every update takes whole, batching dims, and indexed dims are free.
 
-    The batch of updates is contracted by the operation's monoid. An overwriting scatter has none, so there it is blocked.
+    The batch of updates is contracted by the operation's monoid; overwriting has none, so there it is blocked.
     """
     b, at = FactorsBuilder(equation), layout(equation)
     operand, indices = (a.aval for a in equation.invars[:2])
@@ -190,7 +199,7 @@ def _scatter_factors(equation: Equation) -> Factors:
     for dim, size in enumerate(operand.shape):
         if size > 1 and at.taken[dim] == size:
             b.link(size, {0: dim, 2: at.window[dim]}, {0: dim})
-        elif at.one_of(dim, size):
+        elif at.in_part(dim, size) and not (at.taken[dim] > 1 and _compat.is_extended(operand.dtype)):
             b.link(size, {0: dim}, {0: dim})
     return b.build(contracted, blocked, masked=tuple(contracted))
 
@@ -199,8 +208,8 @@ def _scatter_local(equation: Equation, values: Sequence[Any], local: Local) -> l
     """The scatter into this device's block, of this device's updates.
 
     Where the batch of updates is cut, the operand must enter the sum (or product) once: on the devices with block 0 of
-    the batch; elsewhere the scatter is into identities. An index outside the block of a cut indexed dim, and one that
-    is padding, becomes -1, which XLA drops.
+    the batch; elsewhere the scatter is into identities. An index becomes -1, which XLA drops, if its slice does not
+    meet the block of a cut dim, if it does not fit into the whole operand, or if it is padding.
     """
     operand, indices, updates = values
     at, p = layout(equation), equation.params
@@ -208,16 +217,20 @@ def _scatter_local(equation: Equation, values: Sequence[Any], local: Local) -> l
     if batch and _SCATTER_MONOIDS[equation.name] in ("sum", "prod"):
         neutral = identity(_SCATTER_MONOIDS[equation.name], operand.dtype)
         operand = jnp.where(_first_block(local, batch), operand, neutral)
-    if not at.component or not (_cut(equation, at, local) or _padded(local)):
+    cut = _cut(equation, at, local)
+    if not at.component or not (cut or _padded(local)):
         return bind_with(equation, (operand, indices, updates), p)
     position = _clamped(indices, at.limits) if p["mode"] == GatherScatterMode.CLIP else _signed(indices)
-    position, keep = _in_block(position, equation, at, local)
+    keep = jnp.all((position >= 0) & (position <= np.array(at.limits, position.dtype)), axis=-1)
+    position, meets = _in_block(position, equation, at, local)
+    keep &= meets
     for dim, f in enumerate(local.factors.operands[1]):
         if f in batch:
             keep &= jax.lax.broadcasted_iota(np.int32, keep.shape, dim) + local.offset(f) < local.factors.sizes[f]
     position = jnp.where(keep[..., None], position, -1)
     params = dict(p, mode=GatherScatterMode.FILL_OR_DROP, unique_indices=False, indices_are_sorted=False)
-    return bind_with(equation, (operand, position, updates), params)
+    (written,) = bind_with(equation, (_with_margins(operand, cut, at), position, updates), params)
+    return [_with_margins(written, cut, at, -1)]
 
 
 def _scatter_linear(equation: Equation) -> tuple[frozenset[int], ...]:

@@ -33,7 +33,7 @@ def _same_dims(equation: Equation, pairs: Mapping[int, int]) -> Factors:
     for dim, out in pairs.items():
         size = equation.invars[0].aval.shape[dim]
         if size > 1:
-            b.link(size, {0: dim}, {i: out for i in range(len(equation.outvars))})
+            b.link(size, {0: dim}, dict.fromkeys(range(len(equation.outvars)), out))
     return b.build()
 
 
@@ -140,7 +140,7 @@ def _source_factors(equation: Equation) -> Factors:
 
 
 def _iota_local(equation: Equation, values: Sequence[Any], local: Local) -> list[Any]:
-    """Block k of the counted dim starts at k · block. Counted in int32 and then converted, which rounds as iota does."""
+    """Block k of the counted dim starts at k · block. Counting in int32 and converting rounds as iota does."""
     dim, dtype, shape = equation.params["dimension"], equation.params["dtype"], local.result_shapes[0]
     factor = local.factors.results[0][dim]
     if factor is None or local.parts[factor] == 1:
@@ -208,7 +208,7 @@ def _concatenate_factors(equation: Equation) -> Factors:
     b = FactorsBuilder(equation)
     for dim, size in enumerate(equation.outvars[0].aval.shape):
         if dim != equation.params["dimension"] and size > 1:
-            b.link(size, {i: dim for i in range(len(equation.invars))}, {0: dim})
+            b.link(size, dict.fromkeys(range(len(equation.invars)), dim), {0: dim})
     return b.build()
 
 
@@ -217,7 +217,7 @@ def _stack_factors(equation: Equation) -> Factors:
     axis = equation.params["axis"]
     for dim, size in enumerate(equation.invars[0].aval.shape):
         if size > 1:
-            b.link(size, {i: dim for i in range(len(equation.invars))}, {0: dim + (dim >= axis)})
+            b.link(size, dict.fromkeys(range(len(equation.invars)), dim), {0: dim + (dim >= axis)})
     return b.build()
 
 

@@ -75,7 +75,10 @@ _GATHERS = {
         jax.vmap(lambda x, i: jnp.take(x, i, axis=0)), [_x(3, 7, 2), _i(3, 4)], "abc,ad.->adc | sum b | masked b"),
     "two indices": (
         lambda x, i, j: x[i, :, j], [_x(4, 3, 5), _i(6), _i(6, low=-4)], "abc,d.->db | sum ac | masked ac"),
-    "windows": (_windows, [_x(4, 7, 3), _i(5, 2, low=-1, high=4)], ".ab,c.->c.b | sum a | masked a"),
+    "windows": (_windows, [_x(4, 7, 3), _i(5, 2, low=-1, high=4)], "abc,d.->d.c | sum ab | masked ab"),
+    "windows that clip": (
+        jax.vmap(lambda x, i: jax.lax.dynamic_slice(x, (i,), (3,))), [_x(4, 7), _i(4)],
+        "ab,a.->a. | sum b | masked b"),
 }
 
 
@@ -126,7 +129,12 @@ _SCATTERS = {
         lambda x, i, j, u: x.at[i, :, j].add(u), [_x(4, 3, 5), _i(6), _i(6, low=-4), _x(6, 3)],
         "abc,d.,db->abc | sum d | masked d"),
     "scatter-add: windows": (
-        _add_windows, [_x(4, 7, 3), _i(5, 2, low=-1, high=4), _x(5, 2, 3)], ".ab,c.,c.b->.ab | sum c | masked c"),
+        _add_windows, [_x(4, 7, 3), _i(5, 2, low=-1, high=4), _x(5, 2, 3)], "abc,d.,d.c->abc | sum d | masked d"),
+    "scatter: windows that clip": (
+        jax.vmap(lambda x, u, i: jax.lax.dynamic_update_slice(x, u, (i,))), [_x(4, 7), _x(4, 3), _i(4)],
+        "ab,a.,a.->ab"),
+    "scatter: a written slice": (lambda x, u: x.at[:, 2:5].set(u), [_x(4, 7), _x(4, 3)], "ab,.,a.->ab"),
+    "scatter-add: an added slice": (lambda x: x.at[1:3, 4].add(1.0), [_x(4, 7)], "ab,.,.->ab"),
 }
 
 
@@ -155,8 +163,8 @@ def test_dynamic_slice(size, start):
 
 
 def test_dynamic_slice_of_two_dims():
-    fn = lambda x, i, j: _sliced(x, (2, 3, 4), i, np.uint8(0), j)
-    (equation,) = check(fn, _x(5, 3, 7), np.uint8(2), np.uint8(250), only="dynamic_slice")
+    starts = np.uint8(2), np.uint8(250)
+    (equation,) = check(lambda x, i, j: _sliced(x, (2, 3, 4), i, np.uint8(0), j), _x(5, 3, 7), *starts)
     assert notation(all_rows()["dynamic_slice"].factors(equation)) == "abc,,,->.b. | sum ac | masked ac"
 
 
