@@ -99,7 +99,7 @@ def _cond(eqn: Equation, inputs: list[Any]) -> list[Any]:
 
 def _arrays(values: Sequence[Any]) -> list[Any]:
     """What a body returns or starts from, also where it is a literal, as jax arrays of a strong type."""
-    return [lax.asarray(v) if isinstance(v, np.ndarray) else v for v in values]
+    return [jnp.asarray(v, v.dtype) if isinstance(v, np.ndarray) else v for v in values]
 
 
 _RUN: dict[str, Callable[[Equation, list[Any]], list[Any]]] = {

@@ -69,7 +69,7 @@ def refusals(block: Block) -> tuple[Refusal, ...]:
         if is_island(eqn) and eqn.name not in _SILENT:
             reads = any(isinstance(a, Var) and _changes(a.aval) for a in eqn.invars)
             if eqn.name not in _BITS or reads:
-                found[Refusal(eqn.name, eqn.source.line, _reason(eqn) or "it reads the bits of numbers")] = None
+                found[Refusal(eqn.name, eqn.source.line, _reason(eqn) or "bits and draws are those of its own dtype")] = None
     return tuple(found)
 
 
