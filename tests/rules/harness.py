@@ -8,32 +8,19 @@ tail of the last block holds garbage (NaN, extreme integers), so a row that lets
 
 from __future__ import annotations
 
-import importlib
 import itertools
-import pkgutil
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-import shardwright.rules
 from shardwright import _compat
 from shardwright.program.flatten import flatten
 from shardwright.program.ir import Atom, Equation, Literal, Var
 from shardwright.rules.row import Dims, Factors, Row, bind_with
+from shardwright.rules.table import ROWS
 from tests.rules.simulation import as_array, simulate
-
-
-def all_rows() -> dict[str, Row]:
-    """Every row of every file of `shardwright.rules`; no primitive may have two."""
-    rows: dict[str, Row] = {}
-    for module in pkgutil.iter_modules(shardwright.rules.__path__, "shardwright.rules."):
-        if module.name.endswith((".classes", ".table")):
-            continue
-        for name, row in getattr(importlib.import_module(module.name), "ROWS", {}).items():
-            assert rows.setdefault(name, row) is row, f"{name} has two rows"
-    return rows
 
 
 def equations(fn: Callable, *args: Any) -> tuple[Equation, ...]:
@@ -57,7 +44,7 @@ def check(fn: Callable, *args: Any, only: str | None = None) -> list[Equation]:
     """
     block = flatten(jax.make_jaxpr(fn)(*args))
     env: dict[Var, Any] = dict(zip(block.invars, map(as_array, jax.tree.leaves(args)), strict=True))
-    rows, checked = all_rows(), []
+    checked = []
 
     def read(atom: Atom) -> Any:
         return as_array(atom.value) if isinstance(atom, Literal) else env[atom]
@@ -66,8 +53,8 @@ def check(fn: Callable, *args: Any, only: str | None = None) -> list[Equation]:
         values = [read(a) for a in equation.invars]
         results = [as_array(r) for r in bind_with(equation, values, equation.params)]
         env.update(zip(equation.outvars, results, strict=True))
-        if equation.name in rows and only in (None, equation.name):
-            check_equation(rows[equation.name], equation, values, results)
+        if equation.name in ROWS and only in (None, equation.name):
+            check_equation(ROWS[equation.name], equation, values, results)
             checked.append(equation)
     assert checked, f"no row, or not the wanted one, for {[e.name for e in block.equations]}"
     return checked

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.rules.harness import all_rows, check, notation
+from shardwright.rules.table import ROWS
+from tests.rules.harness import check, notation
 
 
 def _x(*shape: int, dtype=np.float32) -> np.ndarray:
@@ -35,7 +36,7 @@ _CASES = {
 def test_row(name):
     fn, args, expected, flops = _CASES[name]
     (equation,) = check(fn, *args, only="dot_general")
-    row = all_rows()["dot_general"]
+    row = ROWS["dot_general"]
     assert notation(row.factors(equation)) == expected
     assert row.flops(equation) == flops
     assert row.linear(equation) == (frozenset({0}), frozenset({1}))

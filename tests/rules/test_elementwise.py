@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from jax.ad_checkpoint import checkpoint_name
 
-from shardwright.rules.elementwise import ROWS
-from tests.rules.harness import all_rows, check, equations, notation
+from shardwright.rules import elementwise
+from shardwright.rules.table import ROWS
+from tests.rules.harness import check, equations, notation
 
 
 def _x(*shape: int, dtype=np.float32) -> np.ndarray:
@@ -55,7 +56,7 @@ _CASES = {
 def test_row(name):
     fn, args, expected = _CASES[name]
     (equation,) = check(fn, *args, only=name.split(":")[0])
-    assert notation(all_rows()[equation.name].factors(equation)) == expected
+    assert notation(ROWS[equation.name].factors(equation)) == expected
 
 
 def _linear(fn, *args):
@@ -91,4 +92,4 @@ def test_every_name_is_a_primitive():
     known = jax.extend.core.primitives
     public = {getattr(known, n).name for n in dir(known) if n.endswith("_p")}
     elsewhere = {"eq_to", "le_to", "lt_to", "mulhi", "name", "stop_gradient"}  # not in jax.extend's list
-    assert set(ROWS) <= public | elsewhere
+    assert set(elementwise.ROWS) <= public | elsewhere

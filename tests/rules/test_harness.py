@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from shardwright.rules.row import Factors, FactorsBuilder, bind
+from shardwright.rules.table import ROWS
 from tests.rules import harness
 
 _X = np.random.default_rng(0).uniform(1, 9, (5, 3)).astype(np.float32)
@@ -33,15 +34,15 @@ def _everywhere(local):
 
 
 _WRONG = {
-    "no offset": ("iota", {"local": lambda e, v, p: harness.all_rows()["iota"].local(e, v, _everywhere(p))},
+    "no offset": ("iota", {"local": lambda e, v, p: ROWS["iota"].local(e, v, _everywhere(p))},
                   lambda: jax.lax.iota(np.int32, 5), []),
     "wrong dims": ("transpose", {"factors": _swapped}, jnp.transpose, [_X]),
     "whole shapes": ("broadcast_in_dim", {"local": bind}, lambda x: jnp.broadcast_to(x, (4, 5, 3)), [_X]),
     "padding contracted": ("dot_general", {"factors": lambda e: dataclasses.replace(
-        harness.all_rows()["dot_general"].factors(e), masked=frozenset({1}))}, jnp.dot, [_X, _X.T[:, :4]]),
+        ROWS["dot_general"].factors(e), masked=frozenset({1}))}, jnp.dot, [_X, _X.T[:, :4]]),
     "no fill": ("gather", {"local": lambda e, v, p: [jnp.nan_to_num(
-        harness.all_rows()["gather"].local(e, v, p)[0])]}, _take, [_X, _INDICES[:, None]]),
-    "fill on every device": ("gather", {"local": lambda e, v, p: harness.all_rows()["gather"].local(
+        ROWS["gather"].local(e, v, p)[0])]}, _take, [_X, _INDICES[:, None]]),
+    "fill on every device": ("gather", {"local": lambda e, v, p: ROWS["gather"].local(
         e, v, _everywhere(p))}, _take, [_X, _INDICES[:, None]]),
     "not linear": ("square", {"linear": lambda e: (frozenset({0}),)}, jnp.square, [_X]),
     "a factor lost": ("exp", {"factors": lambda e: Factors((5,), ((0, None),), ((None, None),))}, jnp.exp, [_X]),
@@ -52,7 +53,7 @@ _WRONG = {
 @pytest.mark.parametrize("name", _WRONG)
 def test_a_wrong_row_fails(name):
     primitive, change, fn, args = _WRONG[name]
-    row = harness.all_rows()[primitive]
+    row = ROWS[primitive]
     (equation,) = harness.equations(fn, *args)
     values, results = [np.asarray(a) for a in args], [np.asarray(fn(*args))]
     harness.check_equation(row, equation, values, results)

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.rules.harness import all_rows, check, equations, notation
+from shardwright.rules.table import ROWS
+from tests.rules.harness import check, equations, notation
 
 
 def _x(*shape: int, dtype=np.float32) -> np.ndarray:
@@ -86,7 +87,7 @@ _GATHERS = {
 def test_gather(name):
     fn, args, expected = _GATHERS[name]
     (equation,) = check(fn, *args, only="gather")
-    assert notation(all_rows()["gather"].factors(equation)) == expected
+    assert notation(ROWS["gather"].factors(equation)) == expected
 
 
 _RAW = [_x(7, 5), _i(6, 1), _x(6, 5) - 25]
@@ -142,7 +143,7 @@ _SCATTERS = {
 def test_scatter(name):
     fn, args, expected = _SCATTERS[name]
     (equation,) = check(fn, *args, only=name.split(":")[0])
-    assert notation(all_rows()[equation.name].factors(equation)) == expected
+    assert notation(ROWS[equation.name].factors(equation)) == expected
 
 
 _SLICES = [(1, 0), (1, 6), (1, 9), (3, -2), (3, 2), (3, 9), (6, 1)]
@@ -159,34 +160,34 @@ def _updated(x, update, *starts):
 @pytest.mark.parametrize(("size", "start"), _SLICES)
 def test_dynamic_slice(size, start):
     (equation,) = check(lambda x, i: _sliced(x, (3, size), 0, i), _x(3, 7), np.int32(start))
-    assert notation(all_rows()["dynamic_slice"].factors(equation)) == "ab,,->a. | sum b | masked b"
+    assert notation(ROWS["dynamic_slice"].factors(equation)) == "ab,,->a. | sum b | masked b"
 
 
 def test_dynamic_slice_of_two_dims():
     starts = np.uint8(2), np.uint8(250)
     (equation,) = check(lambda x, i, j: _sliced(x, (2, 3, 4), i, np.uint8(0), j), _x(5, 3, 7), *starts)
-    assert notation(all_rows()["dynamic_slice"].factors(equation)) == "abc,,,->.b. | sum ac | masked ac"
+    assert notation(ROWS["dynamic_slice"].factors(equation)) == "abc,,,->.b. | sum ac | masked ac"
 
 
 def test_dynamic_slice_of_booleans():
     (equation,) = check(lambda x, i: _sliced(x, (4,), i), _x(7) > 25, np.int32(2))
-    assert notation(all_rows()["dynamic_slice"].factors(equation)) == "a,->. | or a | masked a"
+    assert notation(ROWS["dynamic_slice"].factors(equation)) == "a,->. | or a | masked a"
 
 
 @pytest.mark.parametrize(("size", "start"), _SLICES)
 def test_dynamic_update_slice(size, start):
     (equation,) = check(lambda x, u, i: _updated(x, u, 0, i), _x(3, 7), -_x(3, size), np.int32(start))
-    assert notation(all_rows()["dynamic_update_slice"].factors(equation)) == "ab,a.,,->ab"
+    assert notation(ROWS["dynamic_update_slice"].factors(equation)) == "ab,a.,,->ab"
 
 
 def test_dynamic_update_slice_of_two_dims():
     (equation,) = check(lambda x, u, i, j: _updated(x, u, i, 0, j), _x(5, 3, 7), -_x(2, 3, 4), np.int32(2), np.int32(3))
-    assert notation(all_rows()["dynamic_update_slice"].factors(equation)) == "abc,.b.,,,->abc"
+    assert notation(ROWS["dynamic_update_slice"].factors(equation)) == "abc,.b.,,,->abc"
 
 
 def _linear(fn, *args):
     (equation,) = equations(fn, *args)
-    return all_rows()[equation.name].linear(equation)
+    return ROWS[equation.name].linear(equation)
 
 
 def test_lookup_that_fills_with_a_number_is_not_linear():

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.rules.harness import all_rows, check, letter_sizes, notation
+from shardwright.rules.table import ROWS
+from tests.rules.harness import check, letter_sizes, notation
 
 
 def _x(*shape: int, dtype=np.float32) -> np.ndarray:
@@ -55,6 +56,6 @@ _CASES = {
 def test_row(name):
     fn, args, expected, sizes = _CASES[name]
     (equation,) = check(fn, *args, only=name.split(":")[0])
-    factors = all_rows()[equation.name].factors(equation)
+    factors = ROWS[equation.name].factors(equation)
     assert notation(factors) == expected
     assert letter_sizes(factors) == sizes
