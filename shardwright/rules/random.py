@@ -37,10 +37,8 @@ def _draw_factors(equation: Equation) -> Factors:
     if keys.dtype != _threefry_dtype():
         return b.build()
     for dim, size in enumerate(equation.outvars[0].aval.shape):
-        if dim < keys.ndim:
-            b.link(size, {0: dim}, {0: dim})
-        elif jax.config.jax_threefry_partitionable:
-            b.link(size, {}, {0: dim})
+        if size > 1 and (dim < keys.ndim or jax.config.jax_threefry_partitionable):
+            b.link(size, {0: dim} if dim < keys.ndim else {}, {0: dim})
     return b.build()
 
 
@@ -49,7 +47,8 @@ def _key_factors(equation: Equation) -> Factors:
     b = FactorsBuilder(equation)
     operand, result = equation.invars[0].aval, equation.outvars[0].aval
     for dim in range(min(operand.ndim, result.ndim)):
-        b.link(operand.shape[dim], {0: dim}, {0: dim})
+        if operand.shape[dim] > 1:
+            b.link(operand.shape[dim], {0: dim}, {0: dim})
     return b.build()
 
 
@@ -64,7 +63,8 @@ def _counter_factors(equation: Equation) -> Factors:
     """The positions of an array's elements: no operand, so any placement is free."""
     b = FactorsBuilder(equation)
     for dim, size in enumerate(equation.outvars[0].aval.shape):
-        b.link(size, {}, {0: dim, 1: dim})
+        if size > 1:
+            b.link(size, {}, {0: dim, 1: dim})
     return b.build()
 
 
@@ -95,10 +95,15 @@ def positions(shape: Sequence[int], offsets: Sequence[Any], logical: Sequence[in
       logical: shape of the whole array.
     """
     hi = lo = jnp.zeros(tuple(shape), jnp.uint32)
+    one_word = math.prod(logical) < 2**32
     for dim, offset in enumerate(offsets):
         index = jnp.arange(shape[dim], dtype=jnp.uint32) + jnp.asarray(offset).astype(jnp.uint32)
         along = index.reshape([-1 if d == dim else 1 for d in range(len(shape))])
-        step_hi, step_lo = _product_u64(along, math.prod(logical[dim + 1 :]))
+        stride = math.prod(logical[dim + 1 :])
+        if one_word:
+            lo = lo + along * jnp.uint32(stride % 2**32)
+            continue
+        step_hi, step_lo = _product_u64(along, stride)
         lo = lo + step_lo
         hi = hi + step_hi + (lo < step_lo).astype(jnp.uint32)  # the low words' carry
     return hi, lo
