@@ -8,6 +8,7 @@ from typing import Any
 import jax
 from jax._src import core as _core
 from jax._src import source_info_util as _source_info
+from jax._src import xla_bridge as _xla_bridge
 
 JAX_VERSION: str = jax.__version__
 
@@ -68,3 +69,21 @@ def bind(primitive: Any, values: Any, params: dict[str, Any]) -> Any:
 
 _EFFECTFUL = frozenset({"debug_callback", "debug_print", "io_callback", "run_state", "check"})
 optimization_barrier = jax.make_jaxpr(jax.lax.optimization_barrier)(0.0).eqns[0].primitive
+
+
+def abstract(shape: tuple[int, ...], dtype: Any, weak_type: bool = False) -> Any:
+    """A shaped, typed placeholder for tracing."""
+    return jax.ShapeDtypeStruct(shape, dtype, weak_type=weak_type)
+
+
+def dtype_of(x: Any) -> Any:
+    """The dtype jax gives `x`: an array's own (keys keep theirs), a Python number's default."""
+    found = getattr(x, "dtype", None)
+    if found is not None and is_extended(found):
+        return found
+    return jax.dtypes.canonicalize_dtype(found) if found is not None else jax.dtypes.result_type(x)
+
+
+def backend_is_up() -> bool:
+    """Whether jax has already started a back end, after which the number of virtual devices is fixed."""
+    return bool(_xla_bridge.backends_are_initialized())

@@ -27,6 +27,7 @@ LEVELS = (
     {"partition", "rewrite"},
     {"cost"},
     {"search", "report", "run", "train"},
+    {"_plan"},
     {"_api"},
     {"__init__"},
     {"cli"},

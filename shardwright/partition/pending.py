@@ -35,7 +35,8 @@ def passes(b: Builder, eqn: Equation) -> tuple[frozenset[int], tuple[str, ...]]:
         found = passing_group(b.cuts, eqn, facts, plan.axis, pending)
         if found is None or (group and found != group):
             continue
-        now = sum(_resolve_cost(b, a, plan.axis) for a in {a for a in eqn.invars if pending[a]} if isinstance(a, Var))
+        waiting = {a for a in eqn.invars if isinstance(a, Var) and pending[a]}
+        now = sum(_resolve_cost(b, a, plan.axis) for a in waiting if not _resolved_anyway(b, a, plan.axis, eqn))
         if min(_future(b, v, plan.axis) for v in eqn.outvars) <= now:
             group = found
             axes.append(plan.axis)
@@ -45,6 +46,18 @@ def passes(b: Builder, eqn: Equation) -> tuple[frozenset[int], tuple[str, ...]]:
 def _only_pending(b: Builder, a: Atom, axis: str) -> bool:
     """Whether `a` can only be had as a pending sum on `axis`; once somebody has resolved it, the resolved value is free."""
     return isinstance(a, Var) and all(p.pending(axis) == "sum" for p in b.available(a))
+
+
+def _resolved_anyway(b: Builder, v: Var, axis: str, but: Equation) -> bool:
+    """Whether another reader of `v` cannot take it pending: then it is resolved once, for all of them."""
+    for eqn, _ in b.context.classes.readers.get(v, []):
+        if eqn is None or eqn is but or eqn.blocks or eqn not in b.cuts.factors:
+            continue
+        if b.cuts.factors[eqn][_index(b, axis)] is not None:
+            continue
+        if passing_group(b.cuts, eqn, b.context.classes.facts[eqn], axis, None) is None:
+            return True
+    return False
 
 
 def _future(b: Builder, v: Var, axis: str) -> float:

@@ -86,7 +86,7 @@ def with_store(program: Program, classes: Classes, facts: ClassFacts, axes: Sequ
         best = min(gains, key=lambda c: (c in facts.stacked, -gains[c], c))
         store.append(best)
         uncut = [(leaf, of) for leaf, of in uncut if best not in of]
-    return dataclasses.replace(plan, store=tuple(store), rest=rest)
+    return dataclasses.replace(plan, store=tuple(store), rest=rest) if store else plan
 
 
 def _divides(classes: Classes, axes: Sequence[AxisPlan], position: int, c: int) -> bool:

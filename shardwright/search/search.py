@@ -33,8 +33,9 @@ from shardwright.search.facts import ClassFacts, class_facts
 
 OBJECTIVES = ("seconds", "memory", "bytes")
 KEEP = 3
-MAX_ROUNDS = 4
+MAX_ROUNDS = 3
 CLIMB_CLASSES = 6
+RESTS = (None, OPTIMIZER_ONLY, ALL_STATE)
 REDUNDANCY = 1.5
 PINNED = Mapping[str, tuple[tuple[str, ...] | None, ...]]
 
@@ -66,7 +67,6 @@ class _Search:
         self.facts: ClassFacts = class_facts(program, classes)
         self.whole_flops = sum(_whole_flops(program.block, classes))
         self.priced: dict[tuple, Candidate] = {}
-        self.short_list: dict[int, list[tuple[int, ...]]] = {}
         self.useful = functools.cache(lambda size: useful_classes(classes, self.facts, size))
 
     def price(self, axes: Sequence[AxisPlan], partial_carries: bool = True) -> Candidate:
@@ -142,27 +142,34 @@ def _meshes(num_devices: int, mesh: Mapping[str, int] | None) -> list[list[AxisP
 
 
 def _price_seeds(s: _Search, axes: list[AxisPlan]) -> None:
-    """Seeds of each axis while the others idle; then the best of each axis together; then state cut too."""
-    short: list[list[tuple[int, ...]]] = []
-    for position, axis in enumerate(axes):
-        if axis.size == 1:
-            short.append([()])
-            continue
-        lists = s.short_list.get(axis.size)
-        if lists is None:
-            alone = {x: s.price(_with(axes, position, x)) for x in compute_seeds(s.classes, s.facts, s.useful(axis.size))}
-            by_score = sorted(alone, key=lambda x: (s.score(alone[x]), x))[:KEEP]
-            by_seconds = sorted(alone, key=lambda x: (alone[x].estimate.seconds, x))[:KEEP]
-            lists = list(dict.fromkeys([*by_seconds, *by_score]))
-            s.short_list[axis.size] = lists
-        short.append(lists if len(axes) == 1 else lists[:KEEP])
-    together = [s.price([dataclasses.replace(a, compute=c) for a, c in zip(axes, chosen, strict=True)])
-                for chosen in itertools.product(*short)]
-    together = list(dict.fromkeys(together))
-    best = sorted(together, key=s.score)[:KEEP] + sorted(together, key=lambda c: c.estimate.seconds)[:KEEP]
-    for c in dict.fromkeys(best):
-        for rest in (OPTIMIZER_ONLY, ALL_STATE):
-            s.price(_stored(s, c.decision.axes, [rest] * len(axes)))
+    """One axis: every seed, its state cut or not. Two: the lists that did best on one axis, paired."""
+    if len(axes) == 1:
+        for compute in compute_seeds(s.classes, s.facts, s.useful(axes[0].size)):
+            for rest in RESTS:
+                s.price(_stored(s, _with(axes, 0, compute), [rest]))
+        return
+    short = [[()] if a.size == 1 else _short_list(s, axes, i) for i, a in enumerate(axes)]
+    for chosen in itertools.product(*short):
+        filled = [dataclasses.replace(a, compute=c) for a, c in zip(axes, chosen, strict=True)]
+        for rest in RESTS:
+            s.price(_stored(s, filled, [rest] * len(axes)))
+
+
+def _short_list(s: _Search, axes: list[AxisPlan], position: int) -> list[tuple[int, ...]]:
+    """The compute lists that do best on one axis of this size, for the objective and for seconds, while other axes idle."""
+    size = axes[position].size
+    lists = compute_seeds(s.classes, s.facts, s.useful(size))
+    alone = {}
+    whole = next((c for c in s.priced.values() if len(c.decision.axes) == 1), None)
+    for x in lists:
+        if whole is not None:  # the one-axis mesh has told already
+            alone[x] = min((c for c in s.priced.values() if len(c.decision.axes) == 1 and c.decision.axes[0].compute == x),
+                           key=s.score, default=whole)
+        else:
+            alone[x] = s.price(_with(axes, position, x))
+    by_score = sorted(lists, key=lambda x: (s.score(alone[x]), x))[:KEEP]
+    by_seconds = sorted(lists, key=lambda x: (alone[x].estimate.seconds, x))[:KEEP]
+    return list(dict.fromkeys([*by_score, *by_seconds]))[: KEEP + 1]
 
 
 def _with(axes: Sequence[AxisPlan], position: int, compute: tuple[int, ...]) -> list[AxisPlan]:
@@ -182,7 +189,7 @@ def _starts(s: _Search) -> list[Candidate]:
 
 def _stored(s: _Search, axes: Sequence[AxisPlan], rests: Sequence[frozenset | None]) -> list[AxisPlan]:
     """`axes` with state cut for these roles on each axis (None: not cut), each axis knowing those before."""
-    out = [dataclasses.replace(a, store=()) for a in axes]
+    out = [dataclasses.replace(a, store=(), rest=ALL_STATE) for a in axes]
     for i, rest in enumerate(rests):
         if rest is not None and out[i].size > 1:
             out[i] = with_store(s.program, s.classes, s.facts, out, i, rest)
@@ -209,7 +216,7 @@ def _around(s: _Search, at: Candidate) -> list[Candidate]:
             continue
         for compute in neighbors(plan, s.useful(plan.size)[:CLIMB_CLASSES]):
             found.append(s.price(_stored(s, _with(axes, i, compute), rests)))
-        for rest in (None, OPTIMIZER_ONLY, ALL_STATE):
+        for rest in RESTS:
             found.append(s.price(_stored(s, axes, [rest if j == i else r for j, r in enumerate(rests)])))
     found.append(s.price(axes, not at.decision.partial_carries))
     return found

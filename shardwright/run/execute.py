@@ -1,0 +1,116 @@
+"""A plan on attached devices: the compiled step, and state born where it will lie."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+
+from shardwright import _compat
+from shardwright.partition.device import DeviceProgram, Slot
+from shardwright.partition.emit import emit
+from shardwright.plan.placement import Placement
+from shardwright.program.ir import Program
+from shardwright.run.targets import Lowerable
+
+
+def make_mesh(axes: Mapping[str, int], devices: Sequence[Any] | None = None) -> Mesh:
+    """A mesh of Auto axes over the first devices.
+
+    Args:
+      axes: axis → size, major to minor.
+      devices: which devices; None: jax's attached ones, in order.
+
+    Raises:
+      ValueError: if fewer devices are attached than the mesh has.
+    """
+    devices = jax.devices() if devices is None else devices
+    needed = math.prod(axes.values())
+    if len(devices) < needed:
+        platform = devices[0].platform
+        hint = (f"put jax.config.update('jax_num_cpu_devices', {needed}) before the first use of jax" if platform == "cpu"
+                else f"plan for {len(devices)} devices, or run where {needed} are attached")
+        raise ValueError(f"the plan's mesh {dict(axes)} has {needed} devices and {len(devices)} ({platform}) are attached: {hint}")
+    grid = np.array(devices[:needed], dtype=object).reshape(tuple(axes.values()))
+    return Mesh(grid, tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Executable:
+    """A compiled per-device program over flat arguments and results."""
+
+    program: Program
+    mesh: Mesh
+    shardings: tuple[NamedSharding, ...]
+    compiled: Any
+
+    def __call__(self, values: Sequence[Any]) -> list[Any]:
+        """Runs one step; values that do not lie as planned are put there first."""
+        placed = [x if _lies(x, s) else _put(x, leaf.aval.dtype, s)
+                  for x, leaf, s in zip(values, self.program.inputs, self.shardings, strict=True)]
+        return self.compiled(*placed)
+
+
+def _lies(x: Any, sharding: NamedSharding) -> bool:
+    return isinstance(x, jax.Array) and (x.sharding == sharding or x.sharding.is_equivalent_to(sharding, x.ndim)) and (
+        x.committed)
+
+
+def _put(x: Any, dtype: Any, sharding: NamedSharding) -> jax.Array:
+    if not isinstance(x, jax.Array):
+        x = np.asarray(x, dtype)
+    return jax.device_put(x, sharding)
+
+
+def compile_program(program: Program, device: DeviceProgram, mesh: Mesh) -> Executable:
+    """Compiles `device`, the partitioned form of `program`, for `mesh`."""
+    shardings = tuple(NamedSharding(mesh, s.placement.spec) for s in device.block.inputs)
+    results = [NamedSharding(mesh, _placement(o).spec) for o in device.block.outputs]
+    donate = tuple(i for i, leaf in enumerate(program.inputs) if leaf.donated)
+    step = jax.jit(emit(device, mesh), in_shardings=shardings, out_shardings=results, donate_argnums=donate, keep_unused=True)
+    abstract = [_compat.abstract(leaf.aval.shape, leaf.aval.dtype, leaf.aval.weak_type) for leaf in program.inputs]
+    return Executable(program, mesh, shardings, step.lower(*abstract).compile())
+
+
+def _placement(output: Any) -> Placement:
+    return output.placement if isinstance(output, Slot) else Placement(())
+
+
+def lowerable(program: Program, device: DeviceProgram) -> Lowerable:
+    """What a target's own compiler needs."""
+    avals = tuple(jax.ShapeDtypeStruct(leaf.aval.shape, leaf.aval.dtype) for leaf in program.inputs)
+    return Lowerable(
+        make_fn=lambda mesh: emit(device, mesh), avals=avals,
+        in_specs=tuple(s.placement.spec for s in device.block.inputs),
+        out_specs=tuple(_placement(o).spec for o in device.block.outputs), mesh_axes=dict(device.mesh),
+        donate=tuple(i for i, leaf in enumerate(program.inputs) if leaf.donated))
+
+
+def check_arguments(program: Program, names: Sequence[str], values: Sequence[Any], same_tree: bool) -> None:
+    """Refuses a call whose arguments are not those of the plan.
+
+    Raises:
+      ValueError: naming the leaves that differ, what was given and what the plan has.
+    """
+    planned = {leaf.name: leaf.aval for leaf in program.inputs}
+    lines = []
+    for name, x in zip(names, values, strict=True):
+        if name not in planned:
+            lines.append(f"{name} was given and the plan has no such leaf")
+            continue
+        aval, shape, dtype = planned[name], tuple(np.shape(x)), _compat.dtype_of(x)
+        if shape != aval.shape or dtype != aval.dtype:
+            lines.append(f"{name} is {dtype}{list(shape)}, the plan has {aval.dtype}{list(aval.shape)}")
+    lines += [f"{name} of the plan was not given" for name in planned if name not in set(names)]
+    if lines or not same_tree:
+        listed = "\n  ".join(lines[:12] or ["the arguments have another structure"])
+        raise ValueError(f"the arguments are not those that were planned:\n  {listed}\n"
+                         "Call it with the planned shapes, or plan again for these (sw.jit does so by itself).")
+
+
+Flat = Callable[[Sequence[Any]], list[Any]]
