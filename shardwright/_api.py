@@ -143,11 +143,11 @@ def prove(plan: Plan, step: Callable[..., Any], *args: Any, steps: int = 3, seed
     mesh = t.mesh if t.mesh is not None else make_mesh(plan.mesh)
     values = jax.tree_util.tree_leaves((call.args, call.kwargs))
 
-    def reference(flat: Sequence[Any]) -> list[Any]:
+    def reference(*flat: Any) -> list[Any]:
         inner_args, inner_kwargs = jax.tree_util.tree_unflatten(program.in_tree, flat)
         return jax.tree_util.tree_leaves(call.step(*inner_args, **inner_kwargs))
 
-    return prove_program(program, t.classes, t.decision, mesh, values, steps=steps, reference=reference, seed=seed)
+    return prove_program(t.program, t.classes, t.decision, mesh, values, steps=steps, reference=reference, seed=seed)
 
 
 def diff(a: Plan, b: Plan) -> Diff:
