@@ -151,7 +151,6 @@ _ALGEBRA = {
     "cholesky": _Algebra("mn->mn", lambda m, n, e: n**3 / 3),
     "eig": _Algebra("mn->.,m.,m.", _iterated_flops),
     "eigh": _Algebra("mn->m.,.", lambda m, n, e: 9 * n**3),
-    "geqp3": _Algebra("mn,n->mn,n,.", _reflections_flops),
     "geqrf": _Algebra("mn->mn,.", _reflections_flops),
     "hessenberg": _Algebra("mn->mn,.", lambda m, n, e: 10 * n**3 / 3),
     "householder_product": _Algebra("mn,.->mn", lambda m, n, e: _product_flops(m, n, e.invars[1].aval.shape[-1])),
