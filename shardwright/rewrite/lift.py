@@ -69,7 +69,8 @@ def refusals(block: Block) -> tuple[Refusal, ...]:
         if is_island(eqn) and eqn.name not in _SILENT:
             reads = any(isinstance(a, Var) and _changes(a.aval) for a in eqn.invars)
             if eqn.name not in _BITS or reads:
-                found[Refusal(eqn.name, eqn.source.line, _reason(eqn) or "bits and draws are those of its own dtype")] = None
+                reason = _reason(eqn) or "bits and draws are those of its own dtype"
+                found[Refusal(eqn.name, eqn.source.line, reason)] = None
     return tuple(found)
 
 

@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-TOLERANCE = 1e-9
-"""The largest relative error of a leaf in float64 that still counts as the same mathematics."""
+from shardwright.run.compare import TOLERANCE
 
 EQUAL = "equal"
 UNPROVEN = "unproven"

@@ -4,8 +4,17 @@ The error of a leaf, with a its value under the plan and b on one device, is
 
     ‖a − b‖₂ / max(‖b‖₂, 1e-6 · √size · RMS of all leaves of its role)
 
-since a leaf whose true value is zero holds only rounding. Every device's copy is compared: where several devices hold
-the same part, the worst of them counts. Integers, booleans and keys have the share of elements that differ.
+since a leaf whose true value is zero holds only rounding. A method may magnify that rounding (Adam divides it by
+itself), so with d the change on one device when its arguments change in the last bit, a distance up to 100 ‖d‖ is no
+error: the denominator is at least
+
+    min(100 ‖d‖₂, 1e-6 · √size · RMS of all leaves of its role) / 1e-9
+
+which changes nothing for a leaf that rounding moves by less than 1e-11 of itself, and never hides what is large beside
+the other leaves. In the step's own dtypes d is left out.
+
+Every device's copy is compared: where several devices hold the same part, the worst of them counts. Integers, booleans
+and keys have the share of elements that differ.
 """
 
 from __future__ import annotations
@@ -20,7 +29,11 @@ import numpy as np
 
 from shardwright import _compat
 
-FLOOR = 1e-6
+TOLERANCE = 1e-9
+"""The largest relative error of a leaf in float64 that still counts as the same mathematics."""
+_FLOOR = 1e-6
+_ROUNDINGS = 100
+"""How many times further a sum in another order may lie than arguments changed in the last bit."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +74,13 @@ def distance(value: jax.Array, want: np.ndarray) -> Distance:
     return Distance(sum(worst.values()), norm, want.size, exact, bitwise)
 
 
-def relative_errors(distances: Sequence[Distance], roles: Sequence[str]) -> list[float]:
+def noise(value: Any, want: np.ndarray) -> float:
+    """‖d‖₂ of one leaf: how far `value`, from arguments changed in the last bit, lies from `want`."""
+    exact = not _is_inexact(want)
+    return 0.0 if exact else math.sqrt(_squared_difference(host_array(value), want, exact))
+
+
+def relative_errors(distances: Sequence[Distance], roles: Sequence[str], noises: Sequence[float]) -> list[float]:
     """The error of each leaf; infinite where a value is not a number or the two are not both infinite."""
     squares: dict[str, float] = {}
     sizes: dict[str, int] = {}
@@ -70,14 +89,15 @@ def relative_errors(distances: Sequence[Distance], roles: Sequence[str]) -> list
             squares[role] = squares.get(role, 0.0) + d.norm_squared
             sizes[role] = sizes.get(role, 0) + d.size
     errors = []
-    for d, role in zip(distances, roles, strict=True):
+    for d, role, moved in zip(distances, roles, noises, strict=True):
         if d.squared == 0:
             errors.append(0.0)
         elif d.exact:
             errors.append(d.squared / d.size)
         else:
             typical = math.sqrt(squares[role] / sizes[role]) if sizes[role] else 0.0
-            scale = max(math.sqrt(d.norm_squared), FLOOR * math.sqrt(d.size) * typical)
+            floor = _FLOOR * math.sqrt(d.size) * typical
+            scale = max(math.sqrt(d.norm_squared), floor, min(_ROUNDINGS * moved, floor) / TOLERANCE)
             errors.append(math.sqrt(d.squared) / scale if scale and math.isfinite(d.squared) else math.inf)
     return errors
 

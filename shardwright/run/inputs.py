@@ -48,6 +48,11 @@ class Inputs:
         """As `at`, with another batch and other keys, made up even where they are given."""
         return [self._one(i, leaf, step, True) for i, leaf in enumerate(self._leaves)]
 
+    def shaken(self, arguments: Sequence[Any]) -> list[Any]:
+        """`arguments` with every float64 number changed in its last bit, or not, by chance."""
+        rng = np.random.default_rng(self._seed)
+        return [_shaken(x, rng) if getattr(x, "dtype", None) in (np.float64, np.complex128) else x for x in arguments]
+
     def _one(self, i: int, leaf: Leaf, step: int, other: bool) -> Any:
         varies = i not in self._carried and leaf.role in (Role.BATCH, Role.KEY)
         value = self._given[i]
@@ -58,6 +63,10 @@ class Inputs:
             return value
         order = np.random.default_rng((self._seed, step)).permutation(leaf.aval.shape[0])
         return value[order]
+
+
+def _shaken(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    return x * (1 + np.finfo(np.float64).eps * rng.integers(-1, 2, x.shape))
 
 
 def _is_abstract(value: Any) -> bool:

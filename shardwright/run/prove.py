@@ -5,8 +5,9 @@ other mathematics. In the step's own dtypes the errors are what rounding in anot
 side is ever copied from the other: each feeds its own results back, so an error in any step shows in all that follow.
 What is lifted is the per-device program itself (`run.lifted`), every collective in its place.
 
-A leaf that no batch moves proves nothing: one device also runs the same steps on other batches, and a leaf whose bits
-are the same there (its gradient is zero) is reported as unproven.
+In float64 one device runs twice more. On other batches: a leaf whose bits are the same there (its gradient is zero)
+proves nothing and is reported as unproven. And on arguments changed in the last bit: how far that moves a leaf is what
+rounding alone may do to it (`run.compare`).
 
 Implemented in: arguments `run.inputs`, comparison `run.compare`, sign-like methods `run.jumps`, `run.certificate`.
 """
@@ -30,8 +31,8 @@ from shardwright.program.evaluate import evaluate
 from shardwright.program.ir import Program, Role
 from shardwright.rewrite.lift import lift
 from shardwright.rules.classes import Classes
-from shardwright.run.certificate import DIFFERS, EQUAL, NOT_FINITE, TOLERANCE, UNPROVEN, Certificate, LeafProof
-from shardwright.run.compare import distance, host_array, relative_errors
+from shardwright.run.certificate import DIFFERS, EQUAL, NOT_FINITE, UNPROVEN, Certificate, LeafProof
+from shardwright.run.compare import TOLERANCE, distance, host_array, noise, relative_errors
 from shardwright.run.inputs import Inputs
 from shardwright.run.jumps import Jump, cut_block, cut_device, describe, find_jumps
 from shardwright.run.lifted import lift_device
@@ -120,7 +121,7 @@ class _Outcome:
 
 
 def _run(case: _Case, inputs: Inputs, steps: int) -> _Outcome:
-    """Runs all steps on one device, under the plan and, in float64, on one device with other batches."""
+    """Runs all steps on one device and under the plan; in float64 on one device also on other arguments."""
     program, home = case.program, case.mesh.devices.flat[0]
     block, device = cut_block(program.block, case.jumps), cut_device(case.device, case.jumps)
     num_results, num_inputs = len(program.outputs), len(program.inputs)
@@ -129,18 +130,27 @@ def _run(case: _Case, inputs: Inputs, steps: int) -> _Outcome:
     with jax.enable_x64(True) if case.wide else contextlib.nullcontext():
         on_one = jax.jit(lambda *values: evaluate(block, values))
         on_all = jax.jit(emit(device, case.mesh))
-        wanted = got = others = ()
+        wanted: Sequence[Any] = ()
+        got, others, shaken = wanted, wanted, wanted
         for step in range(steps):
             arguments = _typed(inputs.at(step), program)
             wanted = on_one(*_next(program, wanted, _placed(arguments, home)))
             signs = [host_array(x) for x in wanted[num_results + 1 :: 2]]
             got = on_all(*_next(program, got, _laid(arguments, slots, case.mesh)), *_laid(signs, jump_slots, case.mesh))
-            hosts = [host_array(x) for x in (*wanted[:num_results], *wanted[num_results::2])]
-            _note(outcome, program, hosts, got)
+            hosts = _compared(wanted, num_results)
+            noises = [0.0] * len(hosts)
             if case.wide:
                 others = on_one(*_next(program, others, _placed(_typed(inputs.other(step), program), home)))
-                _note_moves(outcome, hosts, [host_array(x) for x in others])
+                _note_moves(outcome, hosts, _compared(others, num_results))
+                shaken = on_one(*_next(program, shaken, _placed(inputs.shaken(arguments), home)))
+                noises = [noise(a, b) for a, b in zip(_compared(shaken, num_results), hosts, strict=True)]
+            _note(outcome, program, hosts, got, noises)
     return outcome
+
+
+def _compared(results: Sequence[Any], num_results: int) -> list[np.ndarray]:
+    """Of what one device returns the results and the jumps' operands, without the jumps' results."""
+    return [host_array(x) for x in (*results[:num_results], *results[num_results::2])]
 
 
 def _typed(values: Sequence[Any], program: Program) -> list[Any]:
@@ -166,10 +176,16 @@ def _next(program: Program, results: Sequence[Any], fresh: list[Any]) -> list[An
     return fresh
 
 
-def _note(outcome: _Outcome, program: Program, wanted: Sequence[np.ndarray], got: Sequence[jax.Array]) -> None:
+def _note(
+    outcome: _Outcome,
+    program: Program,
+    wanted: Sequence[np.ndarray],
+    got: Sequence[jax.Array],
+    noises: Sequence[float],
+) -> None:
     roles = [leaf.role.value for leaf in program.outputs]
     distances = [distance(a, b) for a, b in zip(got, wanted, strict=True)]
-    errors = relative_errors(distances, roles + [GRADIENT] * (len(got) - len(roles)))
+    errors = relative_errors(distances, roles + [GRADIENT] * (len(got) - len(roles)), noises)
     outcome.errors = [max(a, b) for a, b in zip(outcome.errors, errors, strict=True)]
     outcome.bitwise = [a and d.bitwise for a, d in zip(outcome.bitwise, distances, strict=True)]
     outcome.devices = max(outcome.devices, len({d for x in got for d in x.sharding.device_set}))
@@ -211,7 +227,7 @@ def _capture_difference(
     wanted = [host_array(x) for x in jax.jit(lambda *flat: list(reference(*flat)))(*values)]
     got = jax.jit(lambda *flat: evaluate(program.block, flat))(*values)
     distances = [distance(a, b) for a, b in zip(got, wanted, strict=True)]
-    errors = relative_errors(distances, [leaf.role.value for leaf in program.outputs])
+    errors = relative_errors(distances, [leaf.role.value for leaf in program.outputs], [0.0] * len(distances))
     for leaf, error, d in zip(program.outputs, errors, distances, strict=True):
         limit = 0.0 if d.exact else float(jax.numpy.finfo(leaf.aval.dtype).eps) ** 0.5
         if error > limit and not (has_jumps and leaf.role is not Role.RESULT):

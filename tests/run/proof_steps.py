@@ -1,4 +1,4 @@
-"""Small training steps and plans for them, on which proofs are tested. Every step is (state, batch…) → (state, loss)."""
+"""Small training steps, (state, batch…) → (state, loss), and plans for them, on which proofs are tested."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
