@@ -10,11 +10,14 @@ from shardwright.cli import facts, load, options
 from shardwright.cli.outcome import Outcome
 from shardwright.cli.phases import phase
 from shardwright.cli.planned import add_saved_plan, plan_for
+from shardwright.plan.amounts import bytes_text
 from shardwright.run import traffic
-from shardwright.train.closing import megabytes, peak_bytes
+from shardwright.train.closing import peak_bytes
 
 HELP = "compile a plan and report its memory and collectives as the compiler sees them"
 EXAMPLE = "example: shardwright compile train.py:program --plan plan.json --target h100:2x8"
+
+_MAX_ROWS = 20  # of collectives, printed; --json has them all
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +45,7 @@ def run(chosen: argparse.Namespace) -> Outcome:
     if chosen.text:
         Path(chosen.text).write_text(text)
     reported = facts.compiled_facts(peak, collectives)
-    predicted = {"peak_bytes": plan.estimate.memory.peak_bytes, "sent_bytes": _predicted_sent_bytes(plan)}
+    predicted = {"peak_bytes": plan.estimate.memory.peak_bytes, "sent_bytes": plan.estimate.bytes_sent}
     found = {"target": chosen.target, "text": chosen.text, "predicted": predicted, **reported}
     return Outcome(_table(found), found)
 
@@ -58,17 +61,16 @@ def _here(plan: Any) -> tuple[float, Any, str]:
     return peak_bytes(compiled), traffic.traffic(text, dict(plan.mesh)), text
 
 
-def _predicted_sent_bytes(plan: Any) -> float:
-    return sum(c.bytes for c in plan.estimate.collectives)
-
-
 def _table(found: dict[str, Any]) -> str:
     predicted = found["predicted"]
     lines = [f"{'':<28}{'predicted':>14}{'compiler':>14}"]
     for title, name in (("memory of one device", "peak_bytes"), ("sent by one device a step", "sent_bytes")):
-        lines.append(f"{title:<28}{megabytes(predicted[name]):>14}{megabytes(found[name]):>14}")
-    lines += ["", "collectives of the compiled program, largest first:"]
-    for row in sorted(found["collectives"], key=lambda row: -row["bytes"]):
+        lines.append(f"{title:<28}{bytes_text(predicted[name]):>14}{bytes_text(found[name]):>14}")
+    rows = sorted(found["collectives"], key=lambda row: -row["bytes"])
+    lines += ["", "collectives of the compiled program, largest first:" if rows else "no collectives"]
+    for row in rows[:_MAX_ROWS]:
         axes = "+".join(row["axes"]) if row["axes"] else "?"
-        lines.append(f"  {row['kind']:<15}{axes:<8}x{row['times']:<6}{megabytes(row['bytes']):>14}  {row['source']}")
-    return "\n".join(lines if found["collectives"] else [*lines[:-1], "no collectives"])
+        lines.append(f"  {row['kind']:<15}{axes:<8}x{row['times']:<6}{bytes_text(row['bytes']):>9}  {row['source']}")
+    if rest := rows[_MAX_ROWS:]:
+        lines.append(f"  {f'and {len(rest)} smaller':<30}{bytes_text(sum(row['bytes'] for row in rest)):>9}")
+    return "\n".join(lines)

@@ -19,7 +19,7 @@ def plan_facts(plan: Any) -> dict[str, Any]:
         "seconds": estimate.seconds,
         "peak_bytes": estimate.memory.peak_bytes,
         "memory_by_role": dict(estimate.memory.by_role),
-        "sent_bytes": sum(c.bytes for c in estimate.collectives),
+        "sent_bytes": estimate.bytes_sent,
         "collectives": [dataclasses.asdict(c) for c in estimate.collectives],
         "inputs": spec_facts(plan.inputs),
         "outputs": spec_facts(plan.outputs),

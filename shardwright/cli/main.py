@@ -9,10 +9,12 @@ import traceback
 from collections.abc import Sequence
 from types import ModuleType
 
+import shardwright as sw
 from shardwright.cli import clusters, compile, plan, prove, train
 from shardwright.cli.devices import ask_for_virtual_devices, cluster_of
 from shardwright.cli.facts import to_json
 from shardwright.cli.outcome import EXIT_HELP, Exit, Outcome
+from shardwright.run.targets import AheadError
 
 _SUBCOMMANDS: dict[str, ModuleType] = {
     "train": train,
@@ -58,9 +60,9 @@ def _run(chosen: argparse.Namespace) -> Outcome:
 
 def _failure(error: Exception) -> Outcome:
     code, title = Exit.INTERNAL, "internal error, please report it"
-    if isinstance(error, ValueError | OSError):
+    if isinstance(error, ValueError | OSError | AheadError):
         code, title = Exit.BAD_INPUT, "error"
-    if any(kind.__name__.startswith("Infeasible") for kind in type(error).__mro__):
+    if isinstance(error, sw.InfeasibleError):
         code, title = Exit.INFEASIBLE, "infeasible"
     message = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
     return Outcome(f"{title}: {message}", {"error": {"kind": code.name.lower(), "message": message}}, code)

@@ -21,7 +21,7 @@ class Exit(enum.IntEnum):
 EXIT_HELP = """exit codes:
   0  done
   1  the proof failed: the plan does not compute what one device computes
-  2  bad usage or bad input: an option, a file, the step or its arguments
+  2  bad usage or bad input: an option, a file, the step or its arguments, a target whose compiler fails
   3  infeasible: no plan meets the memory limit
   4  a bug of shardwright's own (with its traceback)"""
 

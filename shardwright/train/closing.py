@@ -7,6 +7,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from shardwright.plan.amounts import bytes_text
+
 _TITLE_WIDTH, _COLUMN_WIDTH = 26, 15
 
 
@@ -79,11 +81,6 @@ def peak_bytes(compiled: Any) -> int:
     return m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes + m.temp_size_in_bytes
 
 
-def megabytes(num_bytes: float) -> str:
-    """Returns `178.7 MB`; decimal, as all sizes here."""
-    return f"{num_bytes / 1e6:,.1f} MB"
-
-
 def table(result: DemoResult) -> str:
     """Returns the closing table: one device against the plan, predicted beside what XLA reports."""
     columns = (result.one_device, result.planned)
@@ -95,7 +92,7 @@ def table(result: DemoResult) -> str:
     lines = [" " * _TITLE_WIDTH + "".join(f"{h:>{2 * _COLUMN_WIDTH}}" for h in heads)]
     lines.append(" " * _TITLE_WIDTH + f"{'predicted':>{_COLUMN_WIDTH}}{'XLA reports':>{_COLUMN_WIDTH}}" * len(columns))
     for title, pairs in rows:
-        cells = "".join(f"{megabytes(x):>{_COLUMN_WIDTH}}" for pair in pairs for x in pair)
+        cells = "".join(f"{bytes_text(x):>{_COLUMN_WIDTH}}" for pair in pairs for x in pair)
         lines.append(f"{title:<{_TITLE_WIDTH}}{cells}")
     return "\n".join([*lines, "", *_verdicts(result)])
 
@@ -146,8 +143,8 @@ def _verdicts(result: DemoResult) -> list[str]:
     kept = "within" if peak <= budget else "NOT within"
     fall = f"{result.before.held_out_loss:.2f} to {result.after.held_out_loss:.2f} nats a byte"
     return [
-        f"memory       {megabytes(peak)} a device by XLA, {kept} the budget of {megabytes(budget)}; "
-        f"unplanned it is {megabytes(result.one_device.reported_peak_bytes)}",
+        f"memory       {bytes_text(peak)} a device by XLA, {kept} the budget of {bytes_text(budget)}; "
+        f"unplanned it is {bytes_text(result.one_device.reported_peak_bytes)}",
         f"learning     held-out loss {fall} in {len(result.losses)} steps, {result.tokens_per_second:,.0f} tokens/s",
         f"certificate  {'the same mathematics as on one device' if result.ok else 'NOT PROVEN'}, "
         f"largest relative error {result.certificate.max_relative_error:.1e} in float64",

@@ -17,8 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from shardwright import cluster as clusters
+from shardwright.plan.amounts import bytes_text
 from shardwright.train import loop, progress, text, transformer
-from shardwright.train.closing import DemoResult, Figures, Model, megabytes, peak_bytes
+from shardwright.train.closing import DemoResult, Figures, Model, peak_bytes
 
 _PROMPT = b"def "
 _TEMPERATURE = 0.7
@@ -48,7 +49,7 @@ class Options:
     memory: str | int = "40MB"
     model: transformer.Config = dataclasses.field(default_factory=transformer.Config)
     batch: int = 16
-    limit_seconds: float = 100.0
+    limit_seconds: float = 75.0
     data: str | None = None
     plan_file: pathlib.Path = pathlib.Path("demo-plan.json")
     seed: int = 0
@@ -148,13 +149,16 @@ def _figures(plan: Any, compiled: Any, count_sent: Callable[[str], float]) -> Fi
     return Figures(
         predicted_peak_bytes=plan.estimate.memory.peak_bytes,
         reported_peak_bytes=peak_bytes(compiled),
-        predicted_sent_bytes=sum(c.bytes for c in plan.estimate.collectives),
+        predicted_sent_bytes=plan.estimate.bytes_sent,
         reported_sent_bytes=count_sent(compiled.as_text()),
     )
 
 
 def _looker(corpus: text.Corpus, o: Options) -> Callable[[transformer.State], Model]:
-    """Returns a function that measures a model and lets it write, on one device."""
+    """Returns a function that measures a model and lets it write.
+
+    It does so on one device: the parameters alone fit there, it is the training step that does not.
+    """
     held_out = text.batches(corpus.held_out, o.batch, o.model.sequence, o.seed)
     fixed = list(itertools.islice(held_out, _NUM_HELD_OUT_BATCHES))
     evaluate = transformer.make_evaluate(o.model)
@@ -176,7 +180,7 @@ def _about(corpus: text.Corpus, o: Options) -> str:
     skipped = f", {corpus.num_skipped} empty or binary files skipped" if corpus.num_skipped else ""
     return (
         f"Text    {corpus.source}: {corpus.num_files} files{skipped}; "
-        f"{megabytes(corpus.train.size)} to train on, {megabytes(corpus.held_out.size)} held out\n"
+        f"{bytes_text(corpus.train.size)} to train on, {bytes_text(corpus.held_out.size)} held out\n"
         f"Model   byte-level transformer, {num_params / 1e6:.1f} M parameters, {o.model.layers} layers of width "
         f"{o.model.width}, AdamW; batch {o.batch} x {o.model.sequence} bytes"
     )
@@ -184,11 +188,11 @@ def _about(corpus: text.Corpus, o: Options) -> str:
 
 def _about_budget(one_device: Figures, budget: int, cluster: str) -> str:
     needed = one_device.reported_peak_bytes
-    first = f"Budget  {megabytes(budget)} of memory a device, on {cluster}"
+    first = f"Budget  {bytes_text(budget)} of memory a device, on {cluster}"
     if needed <= budget:
-        return f"{first}. One device could meet it: it needs {megabytes(needed)} by XLA's own report."
+        return f"{first}. One device could meet it: it needs {bytes_text(needed)} by XLA's own report."
     return (
-        f"{first}. One device cannot meet it: by XLA's own report it needs {megabytes(needed)}, "
+        f"{first}. One device cannot meet it: by XLA's own report it needs {bytes_text(needed)}, "
         f"{needed / budget:.1f} times as much. Planning ..."
     )
 

@@ -49,8 +49,8 @@ def test_numbers_that_json_lacks_are_text():
 def test_the_table_puts_predicted_beside_reported():
     lines = closing.table(RESULT).splitlines()
     assert lines[1].split() == ["predicted", "XLA", "reports", "predicted", "XLA", "reports"]
-    assert lines[2].split()[4:] == ["200.0", "MB", "178.7", "MB", "36.0", "MB", "38.1", "MB"]
-    assert lines[3].split()[-8:] == ["0.0", "MB", "0.0", "MB", "7.0", "MB", "6.9", "MB"]
+    assert lines[2].split()[4:] == ["200", "MB", "179", "MB", "36.0", "MB", "38.1", "MB"]
+    assert lines[3].split()[-8:] == ["0", "B", "0", "B", "7.00", "MB", "6.90", "MB"]
     assert "38.1 MB a device by XLA, within the budget of 40.0 MB" in lines[5]
     assert "5.01 to 2.16 nats a byte in 3 steps" in lines[6]
     assert "the same mathematics as on one device" in lines[7]
