@@ -65,33 +65,42 @@ def _independent(facts: ClassFacts, start: int, others: Sequence[int]) -> tuple[
     return tuple(taken)
 
 
+LANES = 128
+"""Width of a TPU tile; elsewhere too a gather along a dim whose blocks are this long needs no transposition."""
+
+
 def with_store(program: Program, classes: Classes, facts: ClassFacts, axes: Sequence[AxisPlan], position: int,
                rest: frozenset[Role]) -> AxisPlan:
     """The axis with the store classes that cut all state which its compute classes leave whole.
 
-    Classes are taken by the bytes of the uncut leaves that they divide; a dim that scans run over comes last.
+    Classes are taken by the bytes of the uncut leaves that they divide well: evenly, and without cutting a minor dim into
+    slivers. Where no class does, one that divides evenly will do; a dim that scans run over comes last.
     """
     plan = axes[position]
     store: list[int] = []
     uncut = [(leaf, classes.of[v]) for leaf, v in zip(program.inputs, program.block.invars, strict=True)
              if leaf.role in STATE and leaf.aval.bytes >= SMALL_BYTES and not set(plan.compute) & set(classes.of[v])]
-    while uncut:
-        gains: dict[int, float] = {}
-        for leaf, of in uncut:
-            for c in set(of):
-                if _divides(classes, axes, position, c):
-                    gains[c] = gains.get(c, 0.0) + leaf.aval.bytes
-        if not gains:
-            break
-        best = min(gains, key=lambda c: (c in facts.stacked, -gains[c], c))
-        store.append(best)
-        uncut = [(leaf, of) for leaf, of in uncut if best not in of]
+    for accept_slivers in (False, True):
+        while uncut:
+            gains: dict[int, float] = {}
+            for leaf, of in uncut:
+                for dim, c in enumerate(of):
+                    parts = _parts(axes, position, c)
+                    sliver = dim == len(of) - 1 and leaf.aval.shape[dim] // parts < LANES
+                    if classes.all[c].size % parts == 0 and (accept_slivers or not sliver and c not in facts.stacked):
+                        gains[c] = gains.get(c, 0.0) + leaf.aval.bytes
+            if not gains:
+                break
+            best = min(gains, key=lambda c: (c in facts.stacked, -gains[c], c))
+            store.append(best)
+            uncut = [(leaf, of) for leaf, of in uncut if best not in of]
     return dataclasses.replace(plan, store=tuple(store), rest=rest) if store else plan
 
 
-def _divides(classes: Classes, axes: Sequence[AxisPlan], position: int, c: int) -> bool:
+def _parts(axes: Sequence[AxisPlan], position: int, c: int) -> int:
+    """Into how many blocks the axes would cut the class if this one cut it too."""
     others = math.prod(a.size for i, a in enumerate(axes) if i != position and (c in a.compute or c in a.store))
-    return classes.all[c].size % (others * axes[position].size) == 0
+    return others * axes[position].size
 
 
 def neighbors(plan: AxisPlan, useful: Sequence[int]) -> list[tuple[int, ...]]:
