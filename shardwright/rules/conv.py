@@ -54,7 +54,7 @@ def _conv_factors(equation: Equation) -> Factors:
 def disjoint_windows(
     size: int, window: int, stride: int, padding: Sequence[int], holes: int = 1, spread: int = 1
 ) -> int:
-    """How many blocks of `stride` elements hold one window each, 0 where windows overlap, are padded or end early.
+    """How many blocks of `stride` elements hold one window each, 0 where windows overlap, meet padding or end early.
 
     Args:
       size: elements of the dim.
@@ -65,8 +65,9 @@ def disjoint_windows(
       spread: distance of the elements that one window takes (window dilation).
     """
     reach = (window - 1) * spread + 1
-    apart = holes == 1 and tuple(padding) == (0, 0) and reach <= stride and size % stride == 0
-    return size // stride if apart else 0
+    low, high = padding
+    in_bounds = low == 0 and reach - stride <= high < reach  # the last window ends before what is added or taken off
+    return size // stride if holes == 1 and in_bounds and reach <= stride and size % stride == 0 else 0
 
 
 def _windows_apart(p: Any, k: int, size: int, window: int) -> int:
@@ -83,15 +84,18 @@ def _windows_apart(p: Any, k: int, size: int, window: int) -> int:
 
 
 def _taps_apart(p: Any, k: int, size: int, window: int) -> int:
-    """Number of the kernel's elements in spatial dim k that each meet a block of the operand of their own, or 0.
+    """Number of blocks of spatial dim k in which the kernel's elements meet operand's of their own, or 0.
 
     So it is in the kernel's gradient of a convolution with windows apart: result r < spread is the sum over w of
-    kernel[w] · operand[w · spread + r].
+    kernel[w] · operand[w · spread + r]. If elements were apart, blocks of the kernel meet one element each:
+    result r is the sum over i of kernel[i · holes + low - r · stride] · operand[i].
     """
     low, high = p["padding"][k]
-    spread = p["rhs_dilation"][k]
-    dense = p["window_strides"][k] == 1 and p["lhs_dilation"][k] == 1
-    apart = dense and low == 0 and -spread < high <= 0 and size == window * spread
+    stride, holes, spread = p["window_strides"][k], p["lhs_dilation"][k], p["rhs_dilation"][k]
+    if spread == 1 and holes > 1 and window == size * holes:
+        last = (1 - holes + low + high) // stride * stride
+        return size if size > 1 and last <= low < holes else 0
+    apart = stride == 1 and holes == 1 and low == 0 and -spread < high <= 0 and size == window * spread
     return window if apart and window > 1 else 0
 
 

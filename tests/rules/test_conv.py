@@ -55,6 +55,12 @@ _CASES = {
     "transposed": (
         lambda x, w: lax.conv_transpose(x, w, (2,), "SAME"), [_x(5, 4, 3), _x(3, 3, 2)], "a.b,.bc->a.c | sum b",
         (5, 3, 2)),
+    "transposed patches": (
+        lambda x, w: lax.conv_transpose(x, w, (3,), "VALID"), [_x(2, 5, 3), _x(3, 3, 2)], "abc,.cd->abd | sum c",
+        (2, 5, 3, 2)),
+    "transposed patches with gaps": (
+        lambda x, w: lax.conv_transpose(x, w, (3,), "VALID"), [_x(2, 5, 3), _x(2, 3, 2)], "abc,.cd->abd | sum c",
+        (2, 5, 3, 2)),
     "narrow, wide result": (
         _conv(layout=_CONV1D, preferred_element_type=np.float32),
         [_x(5, 4, 3).astype(jnp.bfloat16), _x(3, 3, 2).astype(jnp.bfloat16)], "a.b,.bc->a.c | sum b", (5, 3, 2)),
@@ -76,6 +82,9 @@ _GRADIENTS = {  # the convolution; by the operand; by the kernel
     "pointwise with stride": (
         _CASES["pointwise with stride"], "ab.c,..dc->ab.d | sum c", "ab.c,ab.d->..cd | sum ab"),
     "patches": (_CASES["patches"], "abcd,..ed->abce | sum d", "abcd,abce->..de | sum abc"),
+    "transposed patches": (_CASES["transposed patches"], "abc,.dc->abd | sum c", "abc,abd->.cd | sum ab"),
+    "transposed patches with gaps": (
+        _CASES["transposed patches with gaps"], "abc,.dc->abd | sum c", "abc,abd->.cd | sum ab"),
     "grouped": (_CASES["grouped"], "a..b,..b.->a..b", "a..b,a..b->...b | sum a"),
     "depthwise": (_CASES["depthwise"], "a.b,.b.->a.b", "a.b,a.b->..b | sum a"),
     "batch groups": (_CASES["batch groups"], "a.b,.b.->a.b", "a.b,..a->.ba"),
@@ -136,6 +145,9 @@ def test_disjoint_windows():
     assert disjoint_windows(12, 2, 4, (0, 0), spread=4) == 0  # overlap
     assert disjoint_windows(13, 3, 4, (0, 0)) == 0  # ends early
     assert disjoint_windows(12, 3, 4, (1, 0)) == 0
+    assert disjoint_windows(12, 3, 4, (0, -1)) == 3  # element 11 was in no window
+    assert disjoint_windows(12, 3, 4, (0, -2)) == 0  # two windows only
+    assert disjoint_windows(12, 3, 4, (0, 3)) == 0  # four windows
     assert disjoint_windows(12, 3, 4, (0, 0), holes=2) == 0
 
 
