@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import traceback as _traceback
 from typing import Any
 
 import jax
@@ -11,6 +13,7 @@ from jax._src import source_info_util as _source_info
 from jax._src import xla_bridge as _xla_bridge
 
 JAX_VERSION: str = jax.__version__
+_JAX = os.path.dirname(jax.__file__) + os.sep
 
 
 def key_shape_and_dtype(aval: Any) -> tuple[tuple[int, ...], Any]:
@@ -26,6 +29,25 @@ def is_extended(dtype: Any) -> bool:
 def source_line(source_info: Any) -> str:
     """'file.py:12 (function)' of the user's frame, '' where there is none."""
     return _source_info.summarize(source_info) if source_info is not None else ""
+
+
+def hide_frames(file: str) -> None:
+    """Source lines of equations name the caller of the functions in `file`, not these."""
+    _source_info.register_exclusion(file)
+
+
+def user_line(traceback: Any, but: str) -> str:
+    """'file.py:12 (function)' of the innermost frame of a traceback that is the user's.
+
+    That is one which is not jax's, not under `but`, and not an installed package's unless all are.
+    """
+    frames = [
+        f
+        for f in _traceback.extract_tb(traceback)
+        if f.filename.endswith(".py") and not f.filename.startswith((_JAX, but))
+    ]
+    own = [f for f in frames if "site-packages" not in f.filename] or frames
+    return f"{own[-1].filename}:{own[-1].lineno} ({own[-1].name})" if own else ""
 
 
 def name_scope(source_info: Any) -> str:
@@ -74,6 +96,24 @@ optimization_barrier = jax.make_jaxpr(jax.lax.optimization_barrier)(0.0).eqns[0]
 def abstract(shape: tuple[int, ...], dtype: Any, weak_type: bool = False) -> Any:
     """A shaped, typed placeholder for tracing."""
     return jax.ShapeDtypeStruct(shape, dtype, weak_type=weak_type)
+
+
+def type_of(x: Any) -> tuple[Any, ...]:
+    """Shape, dtype and whether the dtype is weak: with these a trace is the same."""
+    if isinstance(x, jax.Array):
+        return x.shape, x.dtype, x.aval.weak_type if hasattr(x.aval, "weak_type") else False
+    like = abstract_like(x)
+    return like.shape, like.dtype, like.weak_type
+
+
+def abstract_like(x: Any) -> Any:
+    """What is traced for `x`: its shape and dtype, never its sharding."""
+    weak = getattr(x, "weak_type", None)
+    if weak is None:
+        weak = getattr(
+            getattr(x, "aval", None), "weak_type", isinstance(x, (int, float, complex)) and not isinstance(x, bool)
+        )
+    return jax.ShapeDtypeStruct(jax.numpy.shape(x), dtype_of(x), weak_type=bool(weak))
 
 
 def dtype_of(x: Any) -> Any:

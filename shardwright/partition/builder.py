@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 from shardwright.partition.context import Context, device_shape, padded_shape
-from shardwright.partition.cuts import Cuts
-from shardwright.partition.device import Constant, Fallback, Move, Op, Slot
+from shardwright.partition.cuts import Cuts, placed
+from shardwright.partition.device import Compute, Constant, Fallback, Move, Op, Slot
 from shardwright.partition.routes import route
 from shardwright.plan.placement import Placement, local_shape, whole, without_partial
-from shardwright.program.ir import Atom, Literal, Source, Var
+from shardwright.program.ir import Atom, Equation, Literal, Source, Var
 from shardwright.rules.classes import Facts
 
 
@@ -26,6 +26,7 @@ class Builder:
         self.ops: list[Op] = []
         self.made: dict[Var, Source] = {}
         self._slots: dict[Var, dict[Placement, Slot]] = {}
+        self._sources: dict[Var, Equation] = {}
 
     def slot(self, v: Var, placement: Placement) -> Slot:
         """A new slot for `v`."""
@@ -38,15 +39,40 @@ class Builder:
         self._slots[v] = {slot.placement: slot}
         self.made[v] = source
 
+    def define_source(self, v: Var, eqn: Equation) -> None:
+        """`v` is computed from nothing (zeros, iota): it is made anew in every placement that is asked for."""
+        self._slots[v] = {}
+        self._sources[v] = eqn
+        self.made[v] = eqn.source
+
     def available(self, v: Var) -> dict[Placement, Slot]:
         """Every placement in which `v` can be had without a move."""
         return self._slots[v]
 
     def primary(self, a: Atom) -> Slot:
         """Where `a` was computed; a constant is whole everywhere."""
-        if isinstance(a, Var):
-            return next(iter(self._slots[a].values()))
-        return self._constant(a)
+        if not isinstance(a, Var):
+            return self._constant(a)
+        if not self._slots[a]:
+            eqn = self._sources[a]
+            self._make(a, placed(self.context.classes.facts[eqn].factors.results[0], self.cuts.axes[eqn]))
+        return next(iter(self._slots[a].values()))
+
+    def _make(self, v: Var, placement: Placement) -> Slot | None:
+        """Computes a source in this placement; None where it cannot be."""
+        eqn = self._sources[v]
+        facts = self.context.classes.facts[eqn]
+        cut: list[tuple[str, ...]] = [()] * len(facts.factors.sizes)
+        for f, axes in zip(facts.factors.results[0], placement.dims, strict=True):
+            if axes and f is None:
+                return None
+            if f is not None:
+                cut[f] = axes
+        blocks = tuple(self.block_size(facts, f, axes) if axes else facts.factors.sizes[f] for f, axes in enumerate(cut))
+        slot = self.slot(v, placement)
+        self.ops.append(Compute(eqn, facts.row, facts.factors, tuple(eqn.invars), (slot,), tuple(cut), blocks))
+        self._slots[v][placement] = slot
+        return slot
 
     def _constant(self, a: Literal) -> Slot:
         slot = Slot(a.aval, whole(a.aval.ndim), a.aval.shape)
@@ -72,6 +98,11 @@ class Builder:
             slots = {slot.placement: slot}
         if placement in slots:
             return slots[placement]
+        if isinstance(a, Var) and a in self._sources:
+            made = None if placement.partial else self._make(a, placement)
+            if made is not None:
+                return made
+            self.primary(a)
         if not any(set(placement.partial) <= set(at.partial) for at in slots):
             return self._masked(v, slots, placement, source, why)
         return self._moved(v, slots, placement, source, why)

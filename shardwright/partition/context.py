@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
+from shardwright.partition.pinned import check_pins, pin_of, pins_of
 from shardwright.plan.decision import AxisPlan, Decision
 from shardwright.plan.placement import Placement, local_shape
 from shardwright.program.ir import Leaf, Program, Role, Var
@@ -32,10 +33,18 @@ class Context:
 
 
 def make_context(program: Program, classes: Classes, decision: Decision) -> Context:
-    """Fixes the padded size of every class: the least multiple of the product of the axes that cut it."""
+    """Fixes the padded size of every class: the least multiple of the product of the axes that cut it, here or in a pin."""
+    check_pins(program, decision.mesh)
+    axes: dict[int, set[str]] = {}
+    for plan in decision.axes:
+        for c in (*plan.compute, *plan.store):
+            axes.setdefault(c, set()).add(plan.axis)
+    for eqn in pins_of(program):
+        for c, named in zip(classes.of[eqn.outvars[0]], pin_of(eqn), strict=True):
+            axes.setdefault(c, set()).update(named or ())
     padded = []
     for c in classes.all:
-        parts = decision.parts(c.id)
+        parts = math.prod(decision.mesh[a] for a in axes.get(c.id, ()))
         padded.append(math.ceil(c.size / parts) * parts)
     return Context(program, classes, decision, decision.mesh, tuple(padded))
 

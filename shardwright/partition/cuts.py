@@ -15,6 +15,7 @@ import math
 from collections.abc import Mapping
 
 from shardwright.partition.context import SMALL_BYTES, Context, at_rest, natural
+from shardwright.partition.pinned import is_pin, pinned
 from shardwright.plan.decision import AxisPlan
 from shardwright.plan.placement import Placement, whole
 from shardwright.program.ir import Atom, Block, Equation, Literal, Var
@@ -63,7 +64,12 @@ def _block(context: Context, cuts: Cuts, block: Block, lies: dict[Var, Placement
 
 def _equation(context: Context, cuts: Cuts, eqn: Equation, lies: dict[Var, Placement]) -> None:
     facts = context.classes.facts[eqn]
-    if (facts.row and facts.row.passthrough) or eqn.name == "sharding_constraint":
+    if is_pin(eqn):
+        (a,), (v,) = eqn.invars, eqn.outvars
+        lies[v] = pinned(eqn, lies[a] if isinstance(a, Var) else whole(v.aval.ndim))
+        cuts.partial[v] = frozenset()
+        return
+    if facts.row and facts.row.passthrough:
         for a, v in zip(eqn.invars, eqn.outvars, strict=True):
             lies[v] = lies.get(a, whole(v.aval.ndim)) if isinstance(a, Var) else whole(v.aval.ndim)
             cuts.partial[v] = cuts.partial.get(a, frozenset()) if isinstance(a, Var) else frozenset()
@@ -112,8 +118,7 @@ def _choose(context: Context, cuts: Cuts, eqn: Equation, facts: Facts, plan: Axi
     pending = [a for a in eqn.invars if isinstance(a, Var) and plan.axis in cuts.partial.get(a, ())]
     if not pending and any(_feeds_compute(context, cuts, v, plan) for v in eqn.outvars):
         return None, False  # cutting a whole value only to gather it again
-    once = all(len(context.classes.readers[a]) == 1 for a in pending)
-    if pending and once and passing_group(cuts, eqn, facts, plan.axis, None) is not None:
+    if pending and passing_group(cuts, eqn, facts, plan.axis, None) is not None and _meets_another(context, eqn, pending):
         return None, False  # two sums that meet further on are reduced once
     return found
 
@@ -133,6 +138,21 @@ def _listed(context: Context, eqn: Equation, facts: Facts, plan: AxisPlan, class
         if c in facts.blocked:
             return _alternative(context, facts, plan), True
     return None
+
+
+def _meets_another(context: Context, eqn: Equation, pending: list[Var]) -> bool:
+    """Whether the pending operands of a linear equation, read by nobody else, run into a sum of two values."""
+    if any(len(context.classes.readers[a]) != 1 for a in pending):
+        return False
+    while True:
+        if any(sum(isinstance(eqn.invars[i], Var) for i in group) > 1 for group in context.classes.facts[eqn].linear):
+            return True
+        readers = context.classes.readers.get(eqn.outvars[0], [])
+        if len(readers) != 1 or readers[0][0] is None or readers[0][0].blocks:
+            return False
+        eqn = readers[0][0]
+        if not context.classes.facts[eqn].linear:
+            return False
 
 
 def _feeds_compute(context: Context, cuts: Cuts, v: Var, plan: AxisPlan) -> bool:

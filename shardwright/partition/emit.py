@@ -18,7 +18,7 @@ from shardwright.program.ir import Literal
 from shardwright.rules.row import Local, bind, identity
 
 
-def emit(program: DeviceProgram, mesh: jax.sharding.Mesh) -> Callable[..., list[Any]]:
+def emit(program: DeviceProgram, mesh: jax.sharding.Mesh) -> Callable[..., tuple[Any, ...]]:
     """A function of the global flat inputs to the global flat outputs, for `jax.jit`.
 
     Args:
@@ -26,8 +26,11 @@ def emit(program: DeviceProgram, mesh: jax.sharding.Mesh) -> Callable[..., list[
       mesh: a mesh with the plan's axes and sizes, of Auto axis types.
     """
     in_specs = tuple(s.placement.spec for s in program.block.inputs)
-    out_specs = [o.placement.spec if isinstance(o, Slot) else Placement(()).spec for o in program.block.outputs]
-    local = lambda *values: run_block(program.block, values, program.mesh)  # noqa: E731
+    out_specs = tuple(o.placement.spec if isinstance(o, Slot) else Placement(()).spec for o in program.block.outputs)
+
+    def local(*values: Any) -> tuple[Any, ...]:
+        return tuple(run_block(program.block, values, program.mesh))
+
     return jax.shard_map(local, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 

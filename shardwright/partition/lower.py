@@ -15,8 +15,9 @@ from shardwright.partition.context import Context, at_rest, device_shape, make_c
 from shardwright.partition.cuts import Cuts, find_cuts, placed
 from shardwright.partition.device import Compute, DeviceBlock, DeviceProgram, Fallback, Mask, Slot
 from shardwright.partition.pending import passes
+from shardwright.partition.pinned import is_pin, pinned
 from shardwright.plan.decision import Decision
-from shardwright.plan.placement import Placement, from_spec, whole, with_dim, with_partial, without_partial
+from shardwright.plan.placement import Placement, whole, with_partial
 from shardwright.program.ir import Atom, Block, Equation, Program, Source, Var
 from shardwright.rules.classes import Classes
 
@@ -81,8 +82,11 @@ def _equation(b: Builder, eqn: Equation) -> None:
     if facts.row is not None and facts.row.passthrough:
         _pass_through(b, eqn)
         return
-    if eqn.name == "sharding_constraint":
+    if is_pin(eqn):
         _constrain(b, eqn)
+        return
+    if _is_source(eqn):
+        b.define_source(eqn.outvars[0], eqn)
         return
     factors = facts.factors
     cut = b.cuts.axes[eqn]
@@ -118,6 +122,11 @@ def _equation(b: Builder, eqn: Equation) -> None:
     _note_fallback(b, eqn)
 
 
+def _is_source(eqn: Equation) -> bool:
+    """Whether an equation computes one value from constants alone, by a row that any placement suits."""
+    return eqn.name in ("broadcast_in_dim", "iota") and len(eqn.outvars) == 1 and not any(isinstance(a, Var) for a in eqn.invars)
+
+
 def _note_fallback(b: Builder, eqn: Equation) -> None:
     facts = b.context.classes.facts[eqn]
     if facts.row is None:
@@ -139,27 +148,6 @@ def _pass_through(b: Builder, eqn: Equation) -> None:
 
 
 def _constrain(b: Builder, eqn: Equation) -> None:
-    """A user's pin in the step: the value is moved where it says; free dims stay as they lie."""
+    """A user's pin in the step: the value is moved where it says."""
     (a,), (v,) = eqn.invars, eqn.outvars
-    at = without_partial(b.primary(a).placement)
-    pinned = from_spec(tuple(eqn.params["sharding"].spec), v.aval.ndim)
-    unknown = pinned.axes - set(b.context.mesh)
-    if unknown:
-        raise ValueError(
-            f"the step pins a value to mesh axis {sorted(unknown)} at {eqn.source.line}, but the plan's mesh has "
-            f"{dict(b.context.mesh)}; plan with mesh={{...}} that names this axis, or remove the pin")
-    for dim in range(v.aval.ndim):
-        if dim not in _free_dims(eqn):
-            at = with_dim(at, dim, pinned.dims[dim])
-    taken: set[str] = set()
-    for dim, axes in enumerate(at.dims):  # a free dim gives way where a pinned dim takes its axis
-        if dim in _free_dims(eqn):
-            at = with_dim(at, dim, tuple(x for x in axes if x not in pinned.axes and x not in taken))
-        taken.update(at.dims[dim])
-    slot = b.get(a, at, eqn.source, "pin")
-    b.define(v, slot, eqn.source)
-
-
-def _free_dims(eqn: Equation) -> frozenset[int]:
-    return frozenset(eqn.params.get("unconstrained_dims", ()))
-
+    b.define(v, b.get(a, pinned(eqn, b.primary(a).placement), eqn.source, "pin"), eqn.source)

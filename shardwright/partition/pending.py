@@ -45,7 +45,8 @@ def passes(b: Builder, eqn: Equation) -> tuple[frozenset[int], tuple[str, ...]]:
 
 def _only_pending(b: Builder, a: Atom, axis: str) -> bool:
     """Whether `a` can only be had as a pending sum on `axis`; once somebody has resolved it, the resolved value is free."""
-    return isinstance(a, Var) and all(p.pending(axis) == "sum" for p in b.available(a))
+    slots = b.available(a) if isinstance(a, Var) else {}
+    return bool(slots) and all(p.pending(axis) == "sum" for p in slots)
 
 
 def _resolved_anyway(b: Builder, v: Var, axis: str, but: Equation) -> bool:

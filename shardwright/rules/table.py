@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from shardwright.program.ir import Equation
-from shardwright.rules import conv, dot, elementwise, index, opaque, random, reduce, shape
+from shardwright.rules import conv, dot, elementwise, index, opaque, pin, random, reduce, shape
 from shardwright.rules.row import Row
 
-_KINDS = (elementwise, dot, shape, index, reduce, conv, random, opaque)
+_KINDS = (elementwise, dot, shape, index, reduce, conv, random, opaque, pin)
 
 ROWS: dict[str, Row] = {}
 for _kind in _KINDS:
