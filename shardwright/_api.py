@@ -2,45 +2,48 @@
 
 from __future__ import annotations
 
-import math
+import dataclasses
+import functools
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from shardwright import _compat
-from shardwright._plan import CompiledStep, Plan, Traced, argument_name, build, spec_entries
-from shardwright.cluster import Cluster, attached, memory, parse
+from shardwright._plan import CompiledStep, Plan, Planning, captured, make_plan, rebuild
+from shardwright.cluster import Cluster, parse
 from shardwright.plan import files
+from shardwright.plan.amounts import bytes_text, seconds_text
 from shardwright.plan.check import check
-from shardwright.plan.diff import Diff, diff as _diff
-from shardwright.plan.pins import resolve_pins
-from shardwright.plan.named import by_id
-from shardwright.program.capture import capture
-from shardwright.program.ir import Program, walk
-from shardwright.program.signature import Call, Options, bind_call, make_options
-from shardwright.report.candidates import searched_of
-from shardwright.report.recording import record_of
-from shardwright.report.warnings import warnings_of
-from shardwright.rules.classes import Classes, find_classes
+from shardwright.plan.diff import Diff
+from shardwright.plan.diff import diff as _diff
+from shardwright.plan.record import PlanRecord
+from shardwright.program.signature import Call, Options, argument_name, argument_of, bind_call, make_options
 from shardwright.run.certificate import Certificate
-from shardwright.run.execute import make_mesh
+from shardwright.run.devices import start_virtual_devices
 from shardwright.run.prove import prove_program
-from shardwright.search.infeasible import infeasible_message
-from shardwright.search.search import OBJECTIVES, Solution, search
 
 
-class InfeasibleError(ValueError):
-    """No plan fits the memory; the message names what binds, its bytes and the smallest budget that works."""
-
-
-def plan(step: Callable[..., Any], *args: Any, cluster: str | os.PathLike | Cluster | None = None, memory: str | int | None = None,
-         mesh: Mapping[str, int] | Mesh | None = None, pins: Mapping[str, Any] | None = None, objective: str = "seconds",
-         like: Plan | None = None, static_argnums: int | Sequence[int] = (), static_argnames: str | Sequence[str] = (),
-         donate_argnums: int | Sequence[int] = (), donate_argnames: str | Sequence[str] = (), **kwargs: Any) -> Plan:
+def plan(
+    step: Callable[..., Any],
+    *args: Any,
+    cluster: str | Path | Cluster | None = None,
+    memory: str | int | None = None,
+    mesh: Mapping[str, int] | Mesh | None = None,
+    pins: Mapping[str, Any] | None = None,
+    objective: str = "seconds",
+    like: Plan | None = None,
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+    donate_argnums: int | Sequence[int] = (),
+    donate_argnames: str | Sequence[str] = (),
+    **kwargs: Any,
+) -> Plan:
     """Works out how `step(*args, **kwargs)` runs on all devices of a cluster.
 
     Args:
@@ -49,12 +52,15 @@ def plan(step: Callable[..., Any], *args: Any, cluster: str | os.PathLike | Clus
       cluster: as "cpu:8", "h100:2x8", "tpu-v5p:2x2x2", a TOML file, or a `Cluster`; None: the attached devices.
       memory: bytes of one device that may be used, as a number or "80GB"; None: all the device has.
       mesh: axis → size, or a `jax.sharding.Mesh`; None: chosen.
-      pins: leaf name → `PartitionSpec`. A leaf is named after its argument, as `state[0]['emb']`; results start with `out`.
-        None in a spec is whole, `P.UNCONSTRAINED` is free.
+      pins: leaf name → `PartitionSpec`. A leaf is named after its argument, as `state[0]['emb']`; results start with
+        `out`. None in a spec is whole, `P.UNCONSTRAINED` is free.
       objective: what is minimized under the memory limit: "seconds", "memory" or "bytes".
-      like: a plan of another function of the same state: leaves of the same name or, failing that, of the same path, shape and
-        dtype lie as there.
-      static_argnums: as for `jax.jit`; likewise static_argnames, donate_argnums and donate_argnames.
+      like: a plan of another function of the same state: leaves of the same name or, failing that, of the same path,
+        shape and dtype lie as there.
+      static_argnums: as for `jax.jit`.
+      static_argnames: as for `jax.jit`.
+      donate_argnums: as for `jax.jit`.
+      donate_argnames: as for `jax.jit`.
       **kwargs: the step's own keyword arguments.
 
     Returns:
@@ -69,35 +75,33 @@ def plan(step: Callable[..., Any], *args: Any, cluster: str | os.PathLike | Clus
     >>> sw.plan(lambda w, x: jnp.tanh(x @ w).sum(), w, x, cluster="cpu:8").mesh["x"]
     8
     """
-    if objective not in OBJECTIVES:
-        raise ValueError(f"objective={objective!r}: it is one of {', '.join(map(repr, OBJECTIVES))}")
     options = make_options(static_argnums, static_argnames, donate_argnums, donate_argnames)
-    _start_virtual_devices(cluster)
-    call, program = _capture(step, args, kwargs, options)
-    classes = find_classes(program)
-    fixed_mesh, user_mesh = _mesh(mesh, program, (call.args, call.kwargs), like)
-    where = _cluster(cluster, fixed_mesh)
-    limit = _memory(memory, where)
-    resolved = _pins(pins or {}, program, call, fixed_mesh, like)
-    solution = search(program, classes, where, limit=limit, objective=objective, mesh=fixed_mesh, pins=resolved)
-    if not solution.feasible:
-        raise InfeasibleError(infeasible_message(program, solution, where, limit))
-    traced = Traced(step, options, call, program, classes, solution.best.decision, solution.best.device, solution.best.estimate,
-                    user_mesh)
-    return Plan(_record(traced, solution, where, limit, objective), traced)
+    planning = Planning(cluster, memory, mesh, pins, objective)
+    return make_plan(step, bind_call(step, args, kwargs, options), options, planning, like)
 
 
-def load_plan(path: str | os.PathLike[str], step: Callable[..., Any] | None = None, *args: Any, static_argnums: int | Sequence[int] = (),
-              static_argnames: str | Sequence[str] = (), donate_argnums: int | Sequence[int] | None = None,
-              donate_argnames: str | Sequence[str] = (), **kwargs: Any) -> Plan:
+def load_plan(
+    path: str | os.PathLike[str],
+    step: Callable[..., Any] | None = None,
+    *args: Any,
+    cluster: str | Path | Cluster | None = None,
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+    donate_argnums: int | Sequence[int] | None = None,
+    donate_argnames: str | Sequence[str] | None = None,
+    **kwargs: Any,
+) -> Plan:
     """Reads a saved plan; with the step and its arguments it can run.
 
     Args:
       path: what `Plan.save` wrote.
       step: the planned step; it is traced again and must be the same program. None: the plan can only be read.
       args: its arguments, as for `plan`.
-      static_argnums: as for `plan`; likewise static_argnames and donate_argnames.
-      donate_argnums: as for `plan`; None: those that were donated when it was planned.
+      cluster: what it was planned for, if that was a file of your own; None: by the name in the plan.
+      static_argnums: as for `plan`.
+      static_argnames: as for `plan`.
+      donate_argnums: as for `plan`; None, with donate_argnames: what was donated when it was planned.
+      donate_argnames: as for `plan`.
       **kwargs: the step's own keyword arguments.
 
     Raises:
@@ -106,21 +110,30 @@ def load_plan(path: str | os.PathLike[str], step: Callable[..., Any] | None = No
     record = files.load(path)
     if step is None:
         return Plan(record)
-    if donate_argnums is None:
-        names = {leaf.name.split("[")[0].split(".")[0] for leaf in record.program.inputs if leaf.donated}
-        bound = bind_call(step, args, kwargs, make_options(static_argnums, static_argnames))
-        donate_argnames = tuple(n for n in (*bound.names, *kwargs) if n in names)
-        donate_argnums = ()
     options = make_options(static_argnums, static_argnames, donate_argnums, donate_argnames)
-    _start_virtual_devices(record.cluster)
-    call, program = _capture(step, args, kwargs, options)
-    check(record, program.fingerprint, program.inputs)
-    classes = find_classes(program)
-    decision = by_id(record.program.decision, {c.name: c.id for c in classes.all})
-    return Plan(record, build(step, options, call, program, classes, decision, _planned_cluster(record), None))
+    if donate_argnums is None and donate_argnames is None:
+        donated = {argument_of(leaf.name) for leaf in record.program.inputs if leaf.donated}
+        names = [*bind_call(step, args, kwargs, options).names, *kwargs]
+        options = dataclasses.replace(options, donate_argnames=tuple(n for n in names if n in donated))
+    start_virtual_devices(record.cluster)
+    call = bind_call(step, args, kwargs, options)
+    where = _planned_cluster(record) if cluster is None else parse(cluster)
+    return Plan(record, rebuild(record, step, options, call, captured(call), where, None))
 
 
-def prove(plan: Plan, step: Callable[..., Any], *args: Any, steps: int = 3, seed: int = 0, **kwargs: Any) -> Certificate:
+def _planned_cluster(record: PlanRecord) -> Cluster:
+    try:
+        return parse(record.cluster)
+    except ValueError as error:
+        raise ValueError(
+            f"the plan is for the cluster {record.cluster!r}, which is not known here by name: give load_plan "
+            f"cluster=, the file that it was planned for. ({error})"
+        ) from error
+
+
+def prove(
+    plan: Plan, step: Callable[..., Any], *args: Any, steps: int = 3, seed: int = 0, **kwargs: Any
+) -> Certificate:
     """Runs the step on one device and by the plan, and compares every leaf: in float64, and in the step's own dtypes.
 
     Args:
@@ -138,16 +151,18 @@ def prove(plan: Plan, step: Callable[..., Any], *args: Any, steps: int = 3, seed
       ValueError: the step or its arguments are not those of the plan.
     """
     t = plan.traced
-    call, program = _capture(step, args, kwargs, t.options)
+    call = bind_call(step, args, kwargs, t.options)
+    program = captured(call)
     check(plan.record, program.fingerprint, program.inputs)
-    mesh = t.mesh if t.mesh is not None else make_mesh(plan.mesh)
     values = jax.tree_util.tree_leaves((call.args, call.kwargs))
 
     def reference(*flat: Any) -> list[Any]:
         inner_args, inner_kwargs = jax.tree_util.tree_unflatten(program.in_tree, flat)
         return jax.tree_util.tree_leaves(call.step(*inner_args, **inner_kwargs))
 
-    return prove_program(t.program, t.classes, t.decision, mesh, values, steps=steps, reference=reference, seed=seed)
+    return prove_program(
+        t.program, t.classes, t.decision, plan.attached_mesh(), values, steps=steps, reference=reference, seed=seed
+    )
 
 
 def diff(a: Plan, b: Plan) -> Diff:
@@ -155,149 +170,100 @@ def diff(a: Plan, b: Plan) -> Diff:
     return _diff(a.record, b.record)
 
 
-def _capture(step: Callable, args: tuple, kwargs: dict[str, Any], options: Options) -> tuple[Call, Program]:
-    call = bind_call(step, args, kwargs, options)
-    return call, capture(call.step, call.args, call.kwargs, names=call.names, donated=call.donated)
-
-
-def _start_virtual_devices(cluster: Any) -> None:
-    """`cpu:N` sets the number of virtual CPU devices while that is still possible."""
-    if isinstance(cluster, str) and cluster.startswith("cpu:") and cluster[4:].isdigit() and not _compat.backend_is_up():
-        if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
-            jax.config.update("jax_num_cpu_devices", int(cluster[4:]))
-
-
-def _mesh(mesh: Mapping[str, int] | Mesh | None, program: Program, arguments: Any,
-          like: Plan | None) -> tuple[dict[str, int] | None, Mesh | None]:
-    """(axis → size, the user's own mesh): given, of the plan to be like, of inputs that lie sharded, or of pins in the step."""
-    if mesh is None and like is not None:
-        return dict(like.mesh), like.traced.mesh
-    if mesh is None:
-        found = [x.sharding.mesh for x in jax.tree_util.tree_leaves(arguments) if _is_sharded(x)]
-        found += [e.params["sharding"].mesh for e in walk(program.block)
-                  if e.name == "sharding_constraint" and isinstance(e.params["sharding"], NamedSharding)]
-        mesh = found[0] if found else None
-    if mesh is None:
-        return None, None
-    sizes = {str(a): int(n) for a, n in dict(mesh.shape if not isinstance(mesh, Mapping) else mesh).items()}
-    bad = {a: n for a, n in sizes.items() if n < 1}
-    if bad or not sizes:
-        raise ValueError(f"mesh={sizes}: every axis needs a size of at least 1, as in mesh={{'d': 2, 't': 4}}")
-    if isinstance(mesh, Mesh):
-        return sizes, make_mesh(sizes, list(mesh.devices.flat))
-    return sizes, None
-
-
-def _is_sharded(x: Any) -> bool:
-    return isinstance(x, jax.Array) and isinstance(x.sharding, NamedSharding) and x.sharding.num_devices > 1
-
-
-def _cluster(cluster: Any, mesh: dict[str, int] | None) -> Cluster:
-    if cluster is None:
-        devices = jax.devices()
-        needed = math.prod(mesh.values()) if mesh else len(devices)
-        if needed > len(devices):
-            make_mesh(mesh or {}, devices)  # raises, saying what to do
-        return attached(devices[:needed])
-    where = parse(cluster)
-    if mesh and math.prod(mesh.values()) != where.num_devices:
-        raise ValueError(f"mesh={mesh} has {math.prod(mesh.values())} devices and cluster {where.name!r} has {where.num_devices}; give "
-                         "axis sizes whose product is the number of devices, or a cluster of that size")
-    return where
-
-
-def _planned_cluster(record: Any) -> Cluster:
-    return parse(record.cluster)
-
-
-def _memory(limit: str | int | None, cluster: Cluster) -> int:
-    return cluster.device.memory_bytes if limit is None else memory(limit)
-
-
-def _pins(pins: Mapping[str, Any], program: Program, call: Call, mesh: dict[str, int] | None, like: Plan | None) -> dict:
-    """The user's pins, what `like` says of shared leaves, and where sharded inputs already lie, in this order."""
-    if mesh is None and any(e not in (None, ()) for spec in pins.values() for e in (spec if isinstance(spec, (tuple, list)) else ())):
-        raise ValueError(f"pins name mesh axes ({dict(pins)}), so the mesh must be given too, as in mesh={{'d': 2, 't': 4}}")
-    leaves = [*program.inputs, *program.outputs]
-    resolved = resolve_pins(pins, leaves, mesh or {})
-    if like is not None:
-        for leaf in program.inputs:
-            spec = _spec_in(like, leaf)
-            if spec is not None:
-                resolved.setdefault(leaf.name, spec)
-    named = jax.tree_util.tree_leaves_with_path((call.args, call.kwargs))
-    for path, x in named:
-        if _is_sharded(x) and mesh is not None and dict(x.sharding.mesh.shape) == mesh:
-            resolved.setdefault(argument_name(path, call.names), spec_entries(x.sharding.spec, x.ndim))
-    return resolved
-
-
-def _spec_in(like: Plan, leaf: Any) -> Any:
-    planned = like.record.program.inputs
-    same = [p for p in planned if p.name == leaf.name and p.shape == leaf.aval.shape]
-    if not same:
-        rest = leaf.name[len(leaf.name.split("[")[0].split(".")[0]):]
-        same = [p for p in planned if rest and p.name.endswith(rest) and p.shape == leaf.aval.shape and p.dtype == str(leaf.aval.dtype)]
-    return same[0].spec if same else None
-
-
-def _record(t: Traced, solution: Solution, cluster: Cluster, limit: int, objective: str) -> Any:
-    tried = [(c.decision, c.estimate) for c in solution.tried]
-    searched = searched_of(tried, (t.decision, t.price), t.classes, limit_bytes=limit, objective=objective)
-    return record_of(t.program, t.classes, t.decision, t.device, t.price, cluster=cluster.name, memory_limit_bytes=limit,
-                     objective=objective, name=getattr(t.step, "__name__", "step"),
-                     warnings=warnings_of(t.program, t.device, t.price), searched=searched)
-
-
-def jit(step: Callable[..., Any], *, cluster: Any = None, memory: str | int | None = None, mesh: Mapping[str, int] | Mesh | None = None,
-        pins: Mapping[str, Any] | None = None, objective: str = "seconds", static_argnums: int | Sequence[int] = (),
-        static_argnames: str | Sequence[str] = (), donate_argnums: int | Sequence[int] = (),
-        donate_argnames: str | Sequence[str] = (), cache: bool = True, verbose: bool = True) -> Jitted:
+def jit(
+    step: Callable[..., Any],
+    *,
+    cluster: Any = None,
+    memory: str | int | None = None,
+    mesh: Mapping[str, int] | Mesh | None = None,
+    pins: Mapping[str, Any] | None = None,
+    objective: str = "seconds",
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+    donate_argnums: int | Sequence[int] = (),
+    donate_argnames: str | Sequence[str] = (),
+    cache: bool = True,
+    verbose: bool = True,
+) -> Jitted:
     """In place of `jax.jit`: plans at the first call, for the attached devices, and runs by the plan.
 
     Args:
       step: the training step, written for one device.
-      cluster: as for `plan`; likewise memory, mesh, pins and objective.
-      static_argnums: as for `jax.jit`; likewise static_argnames, donate_argnums and donate_argnames.
+      cluster: as for `plan`.
+      memory: as for `plan`.
+      mesh: as for `plan`.
+      pins: as for `plan`.
+      objective: as for `plan`.
+      static_argnums: as for `jax.jit`.
+      static_argnames: as for `jax.jit`.
+      donate_argnums: as for `jax.jit`.
+      donate_argnames: as for `jax.jit`.
       cache: keep plans on disk, by fingerprint, in $SHARDWRIGHT_CACHE (else ~/.cache/shardwright).
       verbose: say on stderr when a plan is made.
 
     Returns:
       A function like the step. Its `plan` is the latest plan.
     """
-    planning = dict(cluster=cluster, memory=memory, mesh=mesh, pins=pins, objective=objective)
     options = make_options(static_argnums, static_argnames, donate_argnums, donate_argnames)
-    return Jitted(step, planning, options, cache, verbose)
+    return Jitted(step, Planning(cluster, memory, mesh, pins, objective, cache), options, verbose)
 
 
 class Jitted:
-    """What `jit` returns: one plan and one compiled program for each kind of arguments."""
+    """What `jit` returns: one plan and one compiled program for each kind of arguments.
 
-    def __init__(self, step: Callable[..., Any], planning: dict[str, Any], options: Options, cache: bool, verbose: bool):
+    Inside another jax transformation (`jax.jit`, `jax.grad`, `shardwright.plan`) it is the step itself.
+
+    Attributes:
+      plan: the latest plan; None before the first call.
+      compiled: the latest `CompiledStep`; None before the first call.
+    """
+
+    def __init__(self, step: Callable[..., Any], planning: Planning, options: Options, verbose: bool):
         self.plan: Plan | None = None
-        self._step, self._planning, self._options = step, planning, options
-        self._cache, self._verbose = cache, verbose
-        self._compiled: dict[Any, CompiledStep] = {}
+        self.compiled: CompiledStep | None = None
+        self._step, self._planning, self._options, self._verbose = step, planning, options, verbose
+        self._known: dict[Any, CompiledStep] = {}
+        functools.update_wrapper(self, step)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the step, planning first if these shapes are new."""
+        """Runs the step, planning first if these shapes or static arguments are new."""
         call = bind_call(self._step, args, kwargs, self._options)
         values, tree = jax.tree_util.tree_flatten((call.args, call.kwargs))
-        key = tree, call.static, tuple((jax.numpy.shape(x), _compat.dtype_of(x)) for x in values)
-        if key not in self._compiled:
-            self._compiled[key] = self._plan(args, kwargs).compile()
-        return self._compiled[key](*args, **kwargs)
+        if any(isinstance(x, jax.core.Tracer) for x in values):
+            return self._step(*args, **kwargs)
+        key = tree, call.static, tuple(map(_compat.type_of, values))
+        if key not in self._known:
+            self._known[key] = self._compile(call)
+        return self._known[key].run(call)
 
-    def _plan(self, args: tuple, kwargs: dict[str, Any]) -> Plan:
-        o = self._options
-        planning = dict(self._planning, static_argnums=o.static_argnums, static_argnames=o.static_argnames,
-                        donate_argnums=o.donate_argnums, donate_argnames=o.donate_argnames)
+    def _compile(self, call: Call) -> CompiledStep:
+        name = getattr(self._step, "__name__", "step")
+        before, start = self.plan, time.perf_counter()
+        self._say(f"planning {name}" if before is None else f"planning {name} again: {_news(before, call)}")
+        self.plan = make_plan(self._step, call, self._options, self._planning, before)
+        mesh = ", ".join(f"{axis}: {size}" for axis, size in self.plan.mesh.items())
+        estimate = self.plan.estimate
+        self._say(
+            f"planned in {time.perf_counter() - start:.1f} s for {self.plan.record.cluster}, mesh ({mesh}): predicted "
+            f"{seconds_text(estimate.seconds)} and {bytes_text(estimate.memory.peak_bytes)} a device; compiling"
+        )
+        self.compiled = self.plan.compile()
+        return self.compiled
+
+    def _say(self, text: str) -> None:
         if self._verbose:
-            shapes = "" if self.plan is None else " for new shapes"
-            print(f"shardwright: planning {getattr(self._step, '__name__', 'step')}{shapes}", file=sys.stderr)
-        if self.plan is not None:
-            planning["like"] = self.plan
-        self.plan = plan(self._step, *args, **planning, **kwargs)
-        return self.plan
+            print(f"shardwright: {text}", file=sys.stderr, flush=True)
 
 
+def _news(before: Plan, call: Call) -> str:
+    """What is new in a call, in a few words."""
+    planned = {leaf.name: leaf.aval for leaf in before.traced.program.inputs}
+    changed = []
+    for path, x in jax.tree_util.tree_leaves_with_path((call.args, call.kwargs)):
+        name, aval = argument_name(path, call.names), _compat.abstract_like(x)
+        old = planned.get(name)
+        if old is None or (old.shape, old.dtype) != (aval.shape, aval.dtype):
+            was = "new" if old is None else f"it was {old.dtype}{list(old.shape)}"
+            changed.append(f"{name} is {aval.dtype}{list(aval.shape)} ({was})")
+    more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+    return ", ".join(changed[:3]) + more if changed else "another static argument or structure"

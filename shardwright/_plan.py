@@ -1,30 +1,59 @@
-"""The user's Plan: a thin face over a program, a decision and its record; every verb is some room's."""
+"""The user's Plan and how one is made: a thin face over a program, a decision and its record.
+
+Every verb is some room's.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 
+from shardwright import _compat
+from shardwright.cluster import Cluster, parse
+from shardwright.cluster import memory as parse_memory
 from shardwright.cost.estimate import Estimate, estimate
 from shardwright.partition.device import DeviceProgram
 from shardwright.partition.lower import partition
+from shardwright.plan import cache as plan_cache
 from shardwright.plan import files
+from shardwright.plan.check import check
 from shardwright.plan.decision import Decision
+from shardwright.plan.named import by_id
 from shardwright.plan.record import EstimateRecord, PlanRecord, PlanWarning
 from shardwright.program.capture import capture
 from shardwright.program.ir import Program
-from shardwright.program.signature import Call, Options, bind_call, restore
+from shardwright.program.signature import Call, Options, argument_name, bind_call, restore
+from shardwright.report.candidates import searched_of
 from shardwright.report.listing import program_text
+from shardwright.report.recording import estimate_record, package_version, record_of
 from shardwright.report.text import plan_text
-from shardwright.rules.classes import Classes
-from shardwright.run.born import init_decision, init_targets
-from shardwright.run.execute import Executable, check_arguments, compile_program, lowerable, make_mesh
-from shardwright.run.targets import Ahead, compile_ahead
+from shardwright.report.warnings import warnings_of
+from shardwright.rules.classes import Classes, find_classes
+from shardwright.run.born import init_decision, init_targets, without_state
+from shardwright.run.devices import attached_cluster, make_mesh, start_virtual_devices
+from shardwright.run.execute import Executable, check_arguments, compile_program, lowerable
+from shardwright.run.targets import compile_ahead
+from shardwright.search.given import Given, check_size, gather_given
+from shardwright.search.infeasible import infeasible_message
+from shardwright.search.search import OBJECTIVES, search
+
+
+class InfeasibleError(ValueError):
+    """No plan fits the memory; the message names what binds, its bytes and the smallest budget that works.
+
+    Attributes:
+      nearest_bytes: that budget.
+    """
+
+    def __init__(self, message: str, nearest_bytes: int = 0):
+        super().__init__(message)
+        self.nearest_bytes = nearest_bytes
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -39,7 +68,7 @@ class Traced:
     decision: Decision
     device: DeviceProgram
     price: Estimate
-    mesh: Mesh | None = None
+    devices: tuple[Any, ...] | None = None
 
 
 class Plan:
@@ -59,9 +88,16 @@ class Plan:
     def traced(self) -> Traced:
         """The step's program; only a plan that was loaded with its step has it."""
         if self._traced is None:
-            raise ValueError("this plan was loaded without its step, so it can be printed, compared and reported but not run or "
-                             "listed: load it as load_plan(path, step, *args)")
+            raise ValueError(
+                "this plan was loaded without its step, so it can be printed, compared and reported but not run or "
+                "listed: load it as load_plan(path, step, *args)"
+            )
         return self._traced
+
+    @property
+    def devices(self) -> tuple[Any, ...] | None:
+        """The user's own devices, in the mesh's order; None: the first attached ones."""
+        return None if self._traced is None else self._traced.devices
 
     @property
     def mesh(self) -> dict[str, int]:
@@ -80,8 +116,10 @@ class Plan:
 
     @property
     def inputs(self) -> Any:
-        """A `PartitionSpec` for every array argument, as a tuple of pytrees like the step's positional arguments (keyword arguments
-        follow as one dict). Without the step: leaf name → spec."""
+        """A `PartitionSpec` for every array argument, as a tuple of pytrees like the step's positional arguments.
+
+        Static arguments are left out, keyword arguments follow as one dict. Without the step: leaf name → spec.
+        """
         specs = [leaf.placement.spec for leaf in self.record.program.inputs]
         if self._traced is None:
             return {leaf.name: s for leaf, s in zip(self.record.program.inputs, specs, strict=True)}
@@ -117,7 +155,8 @@ class Plan:
           devices: which attached devices; None: the first ones.
 
         Returns:
-          Without a target a `CompiledStep`, called like the step; with one an object with `.memory`, `.collectives` and `.text`.
+          Without a target a `CompiledStep`, called like the step; with one an object with `.memory`, `.collectives` and
+          `.text`.
 
         Raises:
           ValueError: fewer devices are attached than the plan needs, or an unknown target.
@@ -125,13 +164,12 @@ class Plan:
         """
         t = self.traced
         if target is not None:
-            return self._compile_ahead(target)
-        mesh = t.mesh if t.mesh is not None and devices is None else make_mesh(self.mesh, devices)
-        return CompiledStep(self, compile_program(t.program, t.device, mesh))
+            return compile_ahead(lowerable(t.program, t.device), target)
+        return CompiledStep(self, compile_program(t.program, t.device, self.attached_mesh(devices)))
 
-    def _compile_ahead(self, target: str) -> Ahead:
-        t = self.traced
-        return compile_ahead(lowerable(t.program, t.device), target)
+    def attached_mesh(self, devices: Sequence[Any] | None = None) -> Mesh:
+        """The plan's mesh over attached devices: the given ones, else the user's own mesh's, else the first."""
+        return make_mesh(self.mesh, self.devices if devices is None else devices)
 
     def init(self, init_fn: Callable[..., Any], *args: Any, devices: Sequence[Any] | None = None) -> Any:
         """Runs `init_fn(*args)` so that its result is born where the plan wants it: no device holds the whole.
@@ -145,14 +183,14 @@ class Plan:
           ValueError: what it returns is no argument of the step; the message lists both.
         """
         t = self.traced
-        mesh = t.mesh if t.mesh is not None and devices is None else make_mesh(self.mesh, devices)
+        mesh = self.attached_mesh(devices)
         call = bind_call(init_fn, args, {}, Options())
-        program = capture(call.step, call.args, call.kwargs, names=call.names)
+        program = without_state(capture(call.step, call.args, call.kwargs, names=call.names))
         targets = init_targets(program, self.record.program.inputs, t.program)
         classes, decision = init_decision(program, targets, t.decision)
         device = partition(program, classes, decision)
         run = compile_program(program, device, mesh)
-        return restore(call.extra, run(jax.tree_util.tree_leaves((call.args, call.kwargs))))
+        return call.finish(restore(call.extra, run(jax.tree_util.tree_leaves((call.args, call.kwargs)))))
 
 
 class CompiledStep:
@@ -173,44 +211,177 @@ class CompiledStep:
           ValueError: the arguments are not those of the plan; the message names the leaves.
         """
         t = self.plan.traced
-        call = bind_call(t.step, args, kwargs, t.options)
+        return self.run(bind_call(t.step, args, kwargs, t.options))
+
+    def run(self, call: Call) -> Any:
+        """As `__call__`, for a call that is bound already."""
         values, tree = jax.tree_util.tree_flatten((call.args, call.kwargs))
         self._check(call, values, tree)
-        return restore(self._call.extra, self._run(values))
+        return call.finish(restore(self._call.extra, self._run(values)))
 
     def _check(self, call: Call, values: list[Any], tree: Any) -> None:
         program = self.plan.traced.program
-        if tree == self._tree and all(_fits(x, leaf.aval) for x, leaf in zip(values, program.inputs, strict=True)):
-            if call.static == self._call.static:
-                return
-            raise ValueError("a static argument (or a leaf that is not an array) differs from the one that was planned; plan "
-                             "again for it")
-        named = jax.tree_util.tree_leaves_with_path((call.args, call.kwargs))
-        names = [argument_name(path, call.names) for path, _ in named]
-        check_arguments(program, names, values, tree == self._tree)
-
-
-def argument_name(path: tuple, names: Sequence[str]) -> str:
-    """A leaf's name: the argument's and the path inside it."""
-    head = names[path[1].idx] if path[0].idx == 0 else path[1].key
-    return f"{head}{jax.tree_util.keystr(path[2:])}"
+        if tree != self._tree or not all(_fits(x, leaf.aval) for x, leaf in zip(values, program.inputs, strict=True)):
+            named = jax.tree_util.tree_leaves_with_path((call.args, call.kwargs))
+            check_arguments(program, [argument_name(path, call.names) for path, _ in named], values, tree == self._tree)
+        if call.static != self._call.static:
+            raise ValueError(
+                "a static argument, or a leaf that is not an array, is not the one that was planned: plan again for it "
+                "(sw.jit does so by itself)"
+            )
 
 
 def _fits(x: Any, aval: Any) -> bool:
-    shape = getattr(x, "shape", None)
-    if shape is None:
-        return not aval.shape
-    return tuple(shape) == aval.shape and (x.dtype == aval.dtype or not hasattr(x, "sharding"))
+    return isinstance(x, jax.Array) and x.shape == aval.shape and x.dtype == aval.dtype
 
 
-def build(step: Callable, options: Options, call: Call, program: Program, classes: Classes, decision: Decision, cluster: Any,
-          mesh: Mesh | None) -> Traced:
+def build(
+    step: Callable,
+    options: Options,
+    call: Call,
+    program: Program,
+    classes: Classes,
+    decision: Decision,
+    cluster: Any,
+    devices: tuple[Any, ...] | None,
+) -> Traced:
     """Partitions and prices `decision` for a captured call."""
     device = partition(program, classes, decision)
-    return Traced(step, options, call, program, classes, decision, device, estimate(program, device, cluster), mesh)
+    return Traced(step, options, call, program, classes, decision, device, estimate(program, device, cluster), devices)
 
 
-def spec_entries(spec: PartitionSpec, ndim: int) -> tuple[tuple[str, ...] | None, ...]:
-    """A spec as pins hold it: every dim fixed."""
-    entries = [() if e is None else (e,) if isinstance(e, str) else tuple(e) for e in spec]
-    return tuple(entries) + ((),) * (ndim - len(entries))
+@dataclasses.dataclass(frozen=True)
+class Planning:
+    """What a user may say about planning. `cache`: whether plans are kept on disk.
+
+    Raises:
+      ValueError: at once, if the objective is unknown or the memory is no size.
+    """
+
+    cluster: Any
+    memory: str | int | None
+    mesh: Mapping[str, int] | Mesh | None
+    pins: Mapping[str, Any] | None
+    objective: str
+    cache: bool = False
+
+    def __post_init__(self) -> None:
+        if self.objective not in OBJECTIVES:
+            raise ValueError(f"objective={self.objective!r}: it is one of {', '.join(map(repr, OBJECTIVES))}")
+        if self.memory is not None:
+            parse_memory(self.memory)
+        start_virtual_devices(self.cluster)
+
+
+def captured(call: Call) -> Program:
+    """The program of a call."""
+    return capture(call.step, call.args, call.kwargs, names=call.names, donated=call.donated)
+
+
+def make_plan(step: Callable, call: Call, options: Options, planning: Planning, like: Plan | None) -> Plan:
+    """Searches for a plan, or takes it from the cache.
+
+    Raises:
+      ValueError: the step cannot be traced, or what is given contradicts it.
+      InfeasibleError: nothing fits into the memory.
+    """
+    program = captured(call)
+    old = (None, None) if like is None else (like.record, like.devices)
+    given = gather_given(program, call, planning.mesh, planning.pins, *old)
+    named = None if planning.cluster is None else parse(planning.cluster)
+    where = named or attached_cluster(given.mesh, given.devices)
+    check_size(given, where)
+    limit = where.device.memory_bytes if planning.memory is None else parse_memory(planning.memory)
+    stored = _cache_file(program, given, where, limit, planning.objective) if planning.cache else None
+    record = None if stored is None else plan_cache.read(stored)
+    if stored is not None and record is not None:
+        try:
+            traced = rebuild(record, step, options, call, program, where, given.devices)
+            if estimate_record(traced.price) == record.estimate:
+                return Plan(record, traced)
+            plan_cache.refuse(stored, "its decision costs something else than it says")
+        except ValueError as error:
+            plan_cache.refuse(stored, str(error))
+    plan = _searched(step, options, call, program, given, where, limit, planning.objective)
+    if stored is not None:
+        plan_cache.write(stored, plan.record)
+    return plan
+
+
+def _searched(
+    step: Callable,
+    options: Options,
+    call: Call,
+    program: Program,
+    given: Given,
+    where: Cluster,
+    limit: int,
+    objective: str,
+) -> Plan:
+    classes = find_classes(program)
+    solution = search(program, classes, where, limit=limit, objective=objective, mesh=given.mesh, pins=given.pins)
+    best = solution.best
+    if not solution.feasible:
+        message = infeasible_message(program, solution, where, limit)
+        raise InfeasibleError(message, best.estimate.memory.peak_bytes)
+    searched = searched_of(
+        [(c.decision, c.estimate) for c in solution.tried],
+        (best.decision, best.estimate),
+        classes,
+        limit_bytes=limit,
+        objective=objective,
+    )
+    record = record_of(
+        program,
+        classes,
+        best.decision,
+        best.device,
+        best.estimate,
+        cluster=where.name,
+        memory_limit_bytes=limit,
+        objective=objective,
+        name=getattr(step, "__name__", "step"),
+        warnings=warnings_of(program, best.device, best.estimate),
+        searched=searched,
+        notes=given.notes,
+    )
+    return Plan(
+        record, Traced(step, options, call, program, classes, best.decision, best.device, best.estimate, given.devices)
+    )
+
+
+def rebuild(
+    record: PlanRecord,
+    step: Callable,
+    options: Options,
+    call: Call,
+    program: Program,
+    where: Cluster,
+    devices: tuple[Any, ...] | None,
+) -> Traced:
+    """The program of a plan that was read, partitioned anew.
+
+    Raises:
+      ValueError: the plan is for another program.
+    """
+    check(record, program.fingerprint, program.inputs)
+    classes = find_classes(program)
+    decision = by_id(record.program.decision, {c.name: c.id for c in classes.all})
+    return build(step, options, call, program, classes, decision, where, devices)
+
+
+def _cache_file(program: Program, given: Given, where: Cluster, limit: int, objective: str) -> Path:
+    """The cache's file for all that a plan is made from."""
+    return plan_cache.path_of(
+        {
+            "fingerprint": program.fingerprint,
+            "donated": [leaf.name for leaf in program.inputs if leaf.donated],
+            "cluster": repr(where),
+            "memory": limit,
+            "mesh": given.mesh and list(given.mesh.items()),
+            "pins": sorted(given.pins.items()),
+            "objective": objective,
+            "package": package_version(),
+            "jax": _compat.JAX_VERSION,
+        }
+    )

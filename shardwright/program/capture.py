@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding
 
 from shardwright import _compat
 from shardwright.program.flatten import flatten
 from shardwright.program.ir import Aval, Block, Equation, Leaf, Literal, Program, Role, Var, walk
+from shardwright.program.signature import StepError, argument_name, argument_of
+
+_PACKAGE = str(Path(__file__).parents[1])
 
 
 def capture(step: Callable, args: tuple, kwargs: dict, *, names: Sequence[str], donated: Sequence[str] = ()) -> Program:
@@ -32,35 +38,30 @@ def capture(step: Callable, args: tuple, kwargs: dict, *, names: Sequence[str], 
       ValueError: if the step cannot be traced; the message holds jax's own and says what to do.
     """
     leaves, in_tree = jax.tree_util.tree_flatten((args, kwargs))
+    abstract = jax.tree_util.tree_unflatten(in_tree, [_compat.abstract_like(x) for x in leaves])
     try:
-        traced, out_shape = jax.make_jaxpr(lambda *a, **k: step(*a, **k), return_shape=True)(*args, **kwargs)
+        fresh = functools.wraps(step)(lambda *a, **k: step(*a, **k))  # jax keeps traces by function
+        traced, out_shape = jax.make_jaxpr(fresh, return_shape=True)(*abstract[0], **abstract[1])
+    except StepError:
+        raise
     except Exception as error:
-        raise ValueError(
-            f"the step {getattr(step, '__name__', step)!r} cannot be traced by jax: {type(error).__name__}: {error}\n"
+        line = _compat.user_line(error.__traceback__, but=_PACKAGE)
+        raise StepError(
+            f"the step cannot be traced by jax{f', at {line}' if line else ''}: {type(error).__name__}: {error}\n"
             "A step must be a pure function of arrays; mark arguments that are not arrays with static_argnums.") from error
     block = flatten(traced)
     if len(block.invars) != len(leaves):
         raise ValueError(f"the arguments hold {len(leaves)} leaves, of which jax traced {len(block.invars)}")
-    paths = [_argument_name(path, names) for path, _ in jax.tree_util.tree_leaves_with_path((args, kwargs))]
+    paths = [argument_name(path, names) for path, _ in jax.tree_util.tree_leaves_with_path((args, kwargs))]
     out_paths, out_tree = jax.tree_util.tree_flatten_with_path(out_shape)
     carried = _carried((args, kwargs), out_shape, names, donated)
     roles = _roles(block, paths, carried)
-    inputs = tuple(Leaf(p, v.aval, r, _argument(p) in donated)
+    inputs = tuple(Leaf(p, v.aval, r, argument_of(p) in donated)
                    for p, v, r in zip(paths, block.invars, roles, strict=True))
     outputs = tuple(
         Leaf("out" + jax.tree_util.keystr(path), a.aval, Role.RESULT if i is None else roles[i])
         for (path, _), a, i in zip(out_paths, block.outvars, carried, strict=True))
     return Program(block, inputs, outputs, carried, in_tree, out_tree, fingerprint(block, inputs, outputs))
-
-
-def _argument_name(path: tuple, names: Sequence[str]) -> str:
-    kind, rest = path[0].idx, path[1:]
-    head = names[rest[0].idx] if kind == 0 else rest[0].key
-    return f"{head}{jax.tree_util.keystr(rest[1:])}"
-
-
-def _argument(name: str) -> str:
-    return re.split(r"[\[.]", name, maxsplit=1)[0]
 
 
 def _subtrees(tree: Any, depth: int = 2) -> Iterator[Any]:
@@ -138,7 +139,7 @@ def _roles(block: Block, paths: Sequence[str], carried: Sequence[int | None]) ->
                 shape = block.invars[i].aval.shape
                 parameters |= {index[v] for v in influences(block, [out])
                                if v in index and index[v] in state and v.aval.shape != shape}
-    has_model = not state and any(_MODEL.match(_argument(p)) for p in paths)
+    has_model = not state and any(_MODEL.match(argument_of(p)) for p in paths)
     return [_role(i, p, v.aval, state, parameters, has_model)
             for i, (p, v) in enumerate(zip(paths, block.invars, strict=True))]
 
@@ -150,7 +151,7 @@ def _role(i: int, path: str, aval: Aval, state: set[int], parameters: set[int], 
         return Role.SCALAR
     if i in state:
         return Role.PARAMETER if i in parameters else Role.OPTIMIZER
-    if has_model and _MODEL.match(_argument(path)):
+    if has_model and _MODEL.match(argument_of(path)):
         return Role.PARAMETER
     return Role.BATCH
 
@@ -178,5 +179,7 @@ def _line(eqn: Equation, numbers: dict[Var, int]) -> str:
         return f"v{numbers.setdefault(atom, len(numbers))}:{atom.aval.dtype}{list(atom.aval.shape)}"
 
     simple = {k: v for k, v in eqn.params.items() if isinstance(v, (int, float, str, bool, tuple, type(None)))}
+    if isinstance(eqn.params.get("sharding"), NamedSharding):
+        simple["sharding"] = eqn.params["sharding"].spec, tuple(eqn.params["sharding"].mesh.shape.items())
     params = _ADDRESS.sub("", repr(sorted(simple.items(), key=lambda kv: kv[0])))
     return f"{[show(a) for a in eqn.outvars]} = {eqn.name}{params if not eqn.blocks else ''} {[show(a) for a in eqn.invars]}\n"

@@ -1,14 +1,29 @@
-"""A call of the user's step: which arguments are arrays, which are static, what each is called."""
+"""A call of the user's step: which arguments are arrays, which are static, what each is called.
+
+As in `jax.jit`, Python numbers are arrays. Any other leaf that is not an array (an activation function, a string) is
+static: it stays out of the traced arguments, and another one is another program. Inside an equinox module Python
+numbers are static too, as in `equinox.filter_jit`: a dropout rate is no array. flax nnx objects are split into state
+and graph (`program.nnx_bridge`).
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
+import re
+import sys
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+
+from shardwright.program import nnx_bridge
+
+
+class StepError(ValueError):
+    """The user's step, or the arguments of one call of it, are not what can be planned."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,13 +36,32 @@ class Options:
     donate_argnames: tuple[str, ...] = ()
 
 
-def make_options(static_argnums: int | Sequence[int] = (), static_argnames: str | Sequence[str] = (),
-                 donate_argnums: int | Sequence[int] = (), donate_argnames: str | Sequence[str] = ()) -> Options:
-    """Options from what a user writes: one number or name, or several."""
-    def many(x: Any) -> tuple:
-        return tuple(x) if isinstance(x, (tuple, list)) else (x,)
+def make_options(
+    static_argnums: int | Sequence[int] | None = (),
+    static_argnames: str | Sequence[str] | None = (),
+    donate_argnums: int | Sequence[int] | None = (),
+    donate_argnames: str | Sequence[str] | None = (),
+) -> Options:
+    """Options from what a user writes: one number or name, or several.
 
-    return Options(many(static_argnums), many(static_argnames), many(donate_argnums), many(donate_argnames))
+    Raises:
+      ValueError: if a position is no whole number, or a name no string.
+    """
+
+    def many(option: str, x: Any, kind: type) -> tuple:
+        found = () if x is None else tuple(x) if isinstance(x, (tuple, list, set, frozenset)) else (x,)
+        for each in found:
+            if not isinstance(each, kind) or isinstance(each, bool):
+                wanted = "position of an argument, such as 0" if kind is int else "name of an argument, such as 'state'"
+                raise ValueError(f"{option}={x!r}: {each!r} is no {wanted}")
+        return found
+
+    return Options(
+        many("static_argnums", static_argnums, int),
+        many("static_argnames", static_argnames, str),
+        many("donate_argnums", donate_argnums, int),
+        many("donate_argnames", donate_argnames, str),
+    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -35,14 +69,15 @@ class Call:
     """One call, its arrays apart from everything else.
 
     Attributes:
-      args: positional arguments with static ones and leaves that are not arrays as None.
+      args: positional arguments with static ones left out and leaves that are not arrays as None.
       kwargs: keyword arguments, likewise.
       names: a name for each positional argument.
       donated: names of the donated arguments.
-      static: what was taken out, hashable where it is: with the trees it says whether a trace can serve again.
-      step: a function of `args` and `kwargs` that puts the static parts back. It returns the arrays of the result; what else
-        the step returns is kept in `extra`.
+      static: what was taken out: with the trees it says whether a trace can serve again.
+      step: a function of `args` and `kwargs` that puts the static parts back. It returns the arrays of the result; what
+        else the step returns is kept in `extra`.
       extra: filled by `step` when it is traced: the result's structure with its non-arrays.
+      finish: what turns the step's result into what the caller gets; it writes nnx objects' new state back.
     """
 
     args: tuple
@@ -52,91 +87,230 @@ class Call:
     static: Hashable
     step: Callable[..., Any]
     extra: dict[str, Any]
+    finish: Callable[[Any], Any]
 
 
 def is_array(x: Any) -> bool:
     """Whether jax would trace `x`: an array, an abstract one or a Python number."""
     return isinstance(x, (jax.Array, np.ndarray, np.generic, bool, int, float, complex, jax.ShapeDtypeStruct)) or (
-        hasattr(x, "__jax_array__"))
+        hasattr(x, "__jax_array__")
+    )
 
 
 def bind_call(step: Callable, args: tuple, kwargs: dict[str, Any], options: Options) -> Call:
     """Takes a call apart.
 
     Raises:
-      ValueError: if an option names an argument that the call does not have.
+      ValueError: if an option names an argument that the step does not have, a static argument cannot be hashed or is
+        donated, or an array holds no numbers.
     """
-    names = _names(step, len(args))
-    static = {_position(i, args, "static_argnums") for i in options.static_argnums}
-    static |= {i for i, n in enumerate(names) if n in options.static_argnames}
-    donated = {names[_position(i, args, "donate_argnums")] for i in options.donate_argnums}
-    unknown = [n for n in options.donate_argnames if n not in names and n not in kwargs]
-    if unknown:
-        raise ValueError(f"donate_argnames names {unknown}, and this call has the arguments {[*names, *kwargs]}")
-    donated |= set(options.donate_argnames)
-    values = [a for i, a in enumerate(args) if i not in static]
-    keywords = {k: v for k, v in kwargs.items() if k not in options.static_argnames}
-    leaves, tree = jax.tree_util.tree_flatten((tuple(values), keywords))
-    arrays = [x if is_array(x) else None for x in leaves]
-    others = [None if is_array(x) else x for x in leaves]
-    held = {i: args[i] for i in static}
-    held_keywords = {k: v for k, v in kwargs.items() if k in options.static_argnames}
+    parameters = _parameters(step)
+    names = parameters.names_of(len(args))
+    static = _named(parameters, names, options.static_argnums, options.static_argnames, "static")
+    donated = _named(parameters, names, options.donate_argnums, options.donate_argnames, "donate")
+    if static & donated:
+        raise ValueError(
+            f"argument {sorted(static & donated)[0]!r} is both static and donated; only arrays can be donated"
+        )
+    held = {n: _hashed(n, v) for n, v in [*zip(names, args, strict=True), *kwargs.items()] if n in static}
+    positions = [i for i, n in enumerate(names) if n not in static]
+    values = tuple(args[i] for i in positions)
+    keywords = {k: v for k, v in kwargs.items() if k not in static}
+    values, keywords, graph, update = nnx_bridge.split(values, keywords)
+    leaves, tree = jax.tree_util.tree_flatten((values, keywords))
+    traced = _traced(leaves, (values, keywords))
+    others = [_TRACED if t else x for x, t in zip(leaves, traced, strict=True)]
     extra: dict[str, Any] = {}
 
     def call(*call_args: Any, **call_kwargs: Any) -> Any:
-        given = jax.tree_util.tree_leaves((call_args, call_kwargs), is_leaf=lambda x: x is None)
-        merged = [o if g is None else g for g, o in zip(given, others, strict=True)]
-        inner_args, inner_kwargs = jax.tree_util.tree_unflatten(tree, merged)
-        position = iter(inner_args)
-        full = [held[i] if i in held else next(position) for i in range(len(args))]
-        return _arrays_of(step(*full, **inner_kwargs, **held_keywords), extra)
+        given = iter(jax.tree_util.tree_leaves((call_args, call_kwargs)))
+        merged = [next(given) if o is _TRACED else o for o in others]
+        inner_args, inner_kwargs, collect = nnx_bridge.merge(graph, *jax.tree_util.tree_unflatten(tree, merged))
+        full = list(args)
+        for i, value in zip(positions, inner_args, strict=True):
+            full[i] = value
+        result = collect(step(*full, **inner_kwargs, **{k: v for k, v in kwargs.items() if k in static}))
+        return _arrays_of(result, extra, [*others, *(h.value for h in held.values())])
 
+    if not held and callable(step):
+        functools.update_wrapper(call, step)  # jax's own messages then name the user's function and arguments
+    arrays = [x if t else None for x, t in zip(leaves, traced, strict=True)]
     new_args, new_kwargs = jax.tree_util.tree_unflatten(tree, arrays)
-    key = (tuple(_hashable(o) for o in others), tuple(sorted((i, _hashable(v)) for i, v in held.items())),
-           tuple(sorted((k, _hashable(v)) for k, v in held_keywords.items())))
-    return Call(new_args, new_kwargs, tuple(n for i, n in enumerate(names) if i not in static), tuple(sorted(donated)), key,
-                call, extra)
+    call_names = tuple(names[i] for i in positions)
+    if any(map(_holds_no_numbers, leaves)):
+        _refuse_texts((new_args, new_kwargs), call_names)
+    key = (tuple(_Static(o) for o in others), tuple(sorted(held.items())), graph)
+    return Call(new_args, new_kwargs, call_names, tuple(sorted(donated)), key, call, extra, update)
 
 
-def _arrays_of(result: Any, extra: dict[str, Any]) -> Any:
+def argument_name(path: tuple, names: Sequence[str]) -> str:
+    """The name of a leaf of `(args, kwargs)`: its argument's, and the path inside it."""
+    head = names[path[1].idx] if path[0].idx == 0 else path[1].key
+    return f"{head}{jax.tree_util.keystr(path[2:])}"
+
+
+def argument_of(name: str) -> str:
+    """The argument that a leaf of this name is in."""
+    return re.split(r"[\[.]", name, maxsplit=1)[0]
+
+
+class _Traced:
+    """Stands where a traced leaf was."""
+
+
+_TRACED = _Traced()
+
+
+@functools.total_ordering
+class _Static:
+    """A static value as a key: equal by value where it can be hashed, else the very object."""
+
+    def __init__(self, value: Any):
+        self.value = value
+        try:
+            self._hash, self._by_value = hash((type(value), value)), True
+        except TypeError:
+            self._hash, self._by_value = id(value), False
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: Any) -> bool:
+        if self.value is other.value:
+            return True
+        return (
+            self._by_value
+            and other._by_value
+            and type(self.value) is type(other.value)
+            and bool(self.value == other.value)
+        )
+
+    def __lt__(self, other: Any) -> bool:  # names are unique, so sorting never asks for values
+        return self._hash < other._hash
+
+
+def _hashed(name: str, value: Any) -> _Static:
+    found = _Static(value)
+    if not found._by_value:
+        raise ValueError(
+            f"the static argument {name!r} is a {type(value).__name__}, which cannot be hashed; give a value that can "
+            "(a tuple for a list), or pass it as an array"
+        )
+    return found
+
+
+def _traced(leaves: Sequence[Any], tree: Any) -> list[bool]:
+    """For each leaf whether it is traced."""
+    equinox = sys.modules.get("equinox")
+    if equinox is None:
+        return [is_array(x) for x in leaves]
+
+    def is_module(x: Any) -> bool:
+        return isinstance(x, equinox.Module)
+
+    found: list[bool] = []
+    for x in jax.tree_util.tree_leaves(tree, is_leaf=is_module):
+        if is_module(x):
+            inner = jax.tree_util.tree_leaves(x)
+            found += [is_array(y) and not isinstance(y, (bool, int, float, complex)) for y in inner]
+        else:
+            found.append(is_array(x))
+    return found
+
+
+def _arrays_of(result: Any, extra: dict[str, Any], known: Sequence[Any]) -> Any:
+    """The arrays of the step's result; the rest goes to `extra`. It must be the caller's own, or inside a module."""
     leaves, tree = jax.tree_util.tree_flatten(result)
-    extra["tree"], extra["others"] = tree, [None if is_array(x) else x for x in leaves]
-    return jax.tree_util.tree_unflatten(tree, [x if is_array(x) else None for x in leaves])
+    traced = _traced(leaves, result)
+    extra["tree"], extra["others"] = tree, [_TRACED if t else x for x, t in zip(leaves, traced, strict=True)]
+    equinox = sys.modules.get("equinox")
+    for path, x in jax.tree_util.tree_leaves_with_path(
+        result, is_leaf=lambda x: equinox and isinstance(x, equinox.Module)
+    ):
+        inside = equinox and isinstance(x, equinox.Module)
+        if not (inside or is_array(x) or any(x is k for k in known)):
+            raise StepError(
+                f"the step returns a {type(x).__name__} at out{jax.tree_util.keystr(path)}; a step returns arrays "
+                "(and what is no array only as it came in)"
+            )
+    return jax.tree_util.tree_unflatten(tree, [x if t else None for x, t in zip(leaves, traced, strict=True)])
 
 
 def restore(extra: dict[str, Any], arrays: Sequence[Any]) -> Any:
     """The step's result from its arrays in order."""
     position = iter(arrays)
-    return jax.tree_util.tree_unflatten(extra["tree"], [next(position) if o is None else o for o in extra["others"]])
+    return jax.tree_util.tree_unflatten(extra["tree"], [next(position) if o is _TRACED else o for o in extra["others"]])
 
 
-def _position(i: int, args: tuple, option: str) -> int:
-    if not -len(args) <= i < len(args):
-        raise ValueError(f"{option} names argument {i}, and the call has {len(args)} positional arguments")
-    return i % len(args)
+def _refuse_texts(arguments: Any, names: Sequence[str]) -> None:
+    for path, x in jax.tree_util.tree_leaves_with_path(arguments):
+        if _holds_no_numbers(x):
+            raise StepError(
+                f"{argument_name(path, names)} is a NumPy array of dtype {x.dtype}, which holds no numbers; leave it "
+                "out of the arguments, or encode it"
+            )
 
 
-def _hashable(x: Any) -> Hashable:
+def _holds_no_numbers(x: Any) -> bool:
+    return isinstance(x, (np.ndarray, np.generic)) and x.dtype.kind in "OSUMm"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Parameters:
+    """A step's signature: names by position, of `*args` ('' if none), of keywords, and whether it takes `**kwargs`."""
+
+    positional: tuple[str, ...]
+    rest: str
+    keyword: tuple[str, ...]
+    open: bool
+    known: bool = True
+
+    def names_of(self, count: int) -> tuple[str, ...]:
+        """A name for each of `count` positional arguments."""
+        rest = self.rest or "arg"
+        offset = len(self.positional) if self.rest else 0
+        return self.positional[:count] + tuple(f"{rest}{i - offset}" for i in range(len(self.positional), count))
+
+
+def _parameters(step: Callable) -> _Parameters:
     try:
-        hash(x)
-    except TypeError:
-        return ("id", id(x))
-    return ("", x) if isinstance(x, (str, int, float, bool, type(None))) else (type(x).__name__, hash(x))
+        return _signature(step)
+    except TypeError:  # a step that cannot be hashed
+        return _signature.__wrapped__(step)
 
 
-def _names(step: Callable, count: int) -> tuple[str, ...]:
+@functools.lru_cache(maxsize=256)
+def _signature(step: Callable) -> _Parameters:
     try:
         parameters = list(inspect.signature(step).parameters.values())
     except (TypeError, ValueError):
-        parameters = []
-    names: list[str] = []
-    for p in parameters:
-        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD):
-            names.append(p.name)
-        elif p.kind is p.VAR_POSITIONAL:
-            names += [f"{p.name}{i}" for i in range(count - len(names))]
-            break
-        else:
-            break
-    names += [f"arg{i}" for i in range(len(names), count)]
-    return tuple(names[:count])
+        return _Parameters((), "arg", (), True, known=False)
+    positional = tuple(p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
+    rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "")
+    keyword = tuple(p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD))
+    return _Parameters(positional, rest, keyword, any(p.kind is p.VAR_KEYWORD for p in parameters))
+
+
+def _named(
+    parameters: _Parameters, names: tuple[str, ...], argnums: tuple[int, ...], argnames: tuple[str, ...], kind: str
+) -> frozenset[str]:
+    """The names that an option means: as in jax, a position also means its argument given by name, and the reverse."""
+    found = set(argnames)
+    allowed = {*parameters.positional, *parameters.keyword, *names}
+    unknown = [n for n in argnames if n not in allowed]
+    if unknown and not parameters.open:
+        raise ValueError(
+            f"{kind}_argnames names {', '.join(map(repr, unknown))}, and the step takes "
+            f"{', '.join(map(repr, sorted(allowed))) or 'no arguments'}"
+        )
+    for i in argnums:
+        count = len(names) if parameters.rest else len(parameters.positional)
+        if not -count <= i < count and not (parameters.rest and i >= 0):
+            raise ValueError(
+                f"{kind}_argnums names argument {i}, and the step takes {count} positional arguments"
+                f"{': ' if names else ''}{', '.join(parameters.positional or names)}"
+            )
+        every = names if parameters.rest else parameters.positional
+        if i < len(every):
+            found.add(every[i])
+    return frozenset(found)

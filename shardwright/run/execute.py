@@ -3,41 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding
 
 from shardwright import _compat
 from shardwright.partition.device import DeviceProgram, Slot
 from shardwright.partition.emit import emit
 from shardwright.plan.placement import Placement
-from shardwright.program.ir import Program
+from shardwright.program.ir import Leaf, Program
+from shardwright.run.devices import make_mesh as make_mesh
 from shardwright.run.targets import Lowerable
-
-
-def make_mesh(axes: Mapping[str, int], devices: Sequence[Any] | None = None) -> Mesh:
-    """A mesh of Auto axes over the first devices.
-
-    Args:
-      axes: axis → size, major to minor.
-      devices: which devices; None: jax's attached ones, in order.
-
-    Raises:
-      ValueError: if fewer devices are attached than the mesh has.
-    """
-    devices = jax.devices() if devices is None else devices
-    needed = math.prod(axes.values())
-    if len(devices) < needed:
-        platform = devices[0].platform
-        hint = (f"put jax.config.update('jax_num_cpu_devices', {needed}) before the first use of jax" if platform == "cpu"
-                else f"plan for {len(devices)} devices, or run where {needed} are attached")
-        raise ValueError(f"the plan's mesh {dict(axes)} has {needed} devices and {len(devices)} ({platform}) are attached: {hint}")
-    grid = np.array(devices[:needed], dtype=object).reshape(tuple(axes.values()))
-    return Mesh(grid, tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -50,15 +30,24 @@ class Executable:
     compiled: Any
 
     def __call__(self, values: Sequence[Any]) -> list[Any]:
-        """Runs one step; values that do not lie as planned are put there first."""
-        placed = [x if _lies(x, s) else _put(x, leaf.aval.dtype, s)
-                  for x, leaf, s in zip(values, self.program.inputs, self.shardings, strict=True)]
-        return self.compiled(*placed)
+        """Runs one step; values that do not lie as planned are put there first, donated ones are gone afterwards."""
+        leaves = self.program.inputs
+        own = _apart(values, leaves)
+        placed = [
+            x if _lies(x, s) else _put(x, leaf.aval.dtype, s)
+            for x, leaf, s in zip(own, leaves, self.shardings, strict=True)
+        ]
+        results = list(self.compiled(*placed))
+        for x, y in zip(values, placed, strict=True):
+            if x is not y and isinstance(x, jax.Array) and y.is_deleted() and not x.is_deleted():
+                x.delete()  # a donated argument that had to be moved: its copy is gone, and the whole would stay
+        return results
 
 
 def _lies(x: Any, sharding: NamedSharding) -> bool:
-    return isinstance(x, jax.Array) and (x.sharding == sharding or x.sharding.is_equivalent_to(sharding, x.ndim)) and (
-        x.committed)
+    return isinstance(x, jax.Array) and (
+        x.sharding is sharding or (x.committed and x.sharding.is_equivalent_to(sharding, x.ndim))
+    )
 
 
 def _put(x: Any, dtype: Any, sharding: NamedSharding) -> jax.Array:
@@ -67,14 +56,30 @@ def _put(x: Any, dtype: Any, sharding: NamedSharding) -> jax.Array:
     return jax.device_put(x, sharding)
 
 
+def _apart(values: Sequence[Any], leaves: Sequence[Leaf]) -> Sequence[Any]:
+    """Copies a donated array that is another argument too: XLA refuses to overwrite what it also reads."""
+    if len({id(x) for x in values}) == len(values):
+        return values
+    own = list(values)
+    seen = {id(x) for x, leaf in zip(values, leaves, strict=True) if not leaf.donated}
+    for i, (x, leaf) in enumerate(zip(values, leaves, strict=True)):
+        if leaf.donated and id(x) in seen and isinstance(x, jax.Array):
+            own[i] = jnp.copy(x)
+        seen.add(id(x))
+    return own
+
+
 def compile_program(program: Program, device: DeviceProgram, mesh: Mesh) -> Executable:
     """Compiles `device`, the partitioned form of `program`, for `mesh`."""
     shardings = tuple(NamedSharding(mesh, s.placement.spec) for s in device.block.inputs)
-    results = [NamedSharding(mesh, _placement(o).spec) for o in device.block.outputs]
+    results = tuple(NamedSharding(mesh, _placement(o).spec) for o in device.block.outputs)
     donate = tuple(i for i, leaf in enumerate(program.inputs) if leaf.donated)
-    step = jax.jit(emit(device, mesh), in_shardings=shardings, out_shardings=results, donate_argnums=donate, keep_unused=True)
+    step = jax.jit(
+        emit(device, mesh), in_shardings=shardings, out_shardings=results, donate_argnums=donate, keep_unused=True
+    )
     abstract = [_compat.abstract(leaf.aval.shape, leaf.aval.dtype, leaf.aval.weak_type) for leaf in program.inputs]
-    return Executable(program, mesh, shardings, step.lower(*abstract).compile())
+    with jax.set_mesh(mesh):  # the user may have set another one
+        return Executable(program, mesh, shardings, step.lower(*abstract).compile())
 
 
 def _placement(output: Any) -> Placement:
@@ -85,10 +90,13 @@ def lowerable(program: Program, device: DeviceProgram) -> Lowerable:
     """What a target's own compiler needs."""
     avals = tuple(jax.ShapeDtypeStruct(leaf.aval.shape, leaf.aval.dtype) for leaf in program.inputs)
     return Lowerable(
-        make_fn=lambda mesh: emit(device, mesh), avals=avals,
+        make_fn=lambda mesh: emit(device, mesh),
+        avals=avals,
         in_specs=tuple(s.placement.spec for s in device.block.inputs),
-        out_specs=tuple(_placement(o).spec for o in device.block.outputs), mesh_axes=dict(device.mesh),
-        donate=tuple(i for i, leaf in enumerate(program.inputs) if leaf.donated))
+        out_specs=tuple(_placement(o).spec for o in device.block.outputs),
+        mesh_axes=dict(device.mesh),
+        donate=tuple(i for i, leaf in enumerate(program.inputs) if leaf.donated),
+    )
 
 
 def check_arguments(program: Program, names: Sequence[str], values: Sequence[Any], same_tree: bool) -> None:
@@ -103,14 +111,16 @@ def check_arguments(program: Program, names: Sequence[str], values: Sequence[Any
         if name not in planned:
             lines.append(f"{name} was given and the plan has no such leaf")
             continue
+        if isinstance(x, jax.ShapeDtypeStruct):
+            lines.append(f"{name} is abstract (a jax.ShapeDtypeStruct); to run takes an array")
+            continue
         aval, shape, dtype = planned[name], tuple(np.shape(x)), _compat.dtype_of(x)
         if shape != aval.shape or dtype != aval.dtype:
             lines.append(f"{name} is {dtype}{list(shape)}, the plan has {aval.dtype}{list(aval.shape)}")
     lines += [f"{name} of the plan was not given" for name in planned if name not in set(names)]
     if lines or not same_tree:
         listed = "\n  ".join(lines[:12] or ["the arguments have another structure"])
-        raise ValueError(f"the arguments are not those that were planned:\n  {listed}\n"
-                         "Call it with the planned shapes, or plan again for these (sw.jit does so by itself).")
-
-
-Flat = Callable[[Sequence[Any]], list[Any]]
+        raise ValueError(
+            f"the arguments are not those that were planned:\n  {listed}\n"
+            "Call it with the planned shapes, or plan again for these (sw.jit does so by itself)."
+        )
