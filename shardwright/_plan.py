@@ -39,6 +39,7 @@ from shardwright.run.born import init_decision, init_targets, without_state
 from shardwright.run.devices import attached_cluster, make_mesh, start_virtual_devices
 from shardwright.run.execute import Executable, check_arguments, compile_program, lowerable
 from shardwright.run.targets import compile_ahead
+from shardwright.search.search import lowered_for
 from shardwright.search.given import Given, check_size, gather_given
 from shardwright.search.infeasible import infeasible_message
 from shardwright.search.search import OBJECTIVES, search
@@ -164,7 +165,8 @@ class Plan:
         """
         t = self.traced
         if target is not None:
-            return compile_ahead(lowerable(t.program, t.device), target)
+            device = t.device if target.startswith("cpu") else partition(t.program, t.classes, t.decision)
+            return compile_ahead(lowerable(t.program, device), target)
         return CompiledStep(self, compile_program(t.program, t.device, self.attached_mesh(devices)))
 
     def attached_mesh(self, devices: Sequence[Any] | None = None) -> Mesh:
@@ -246,7 +248,7 @@ def build(
     devices: tuple[Any, ...] | None,
 ) -> Traced:
     """Partitions and prices `decision` for a captured call."""
-    device = partition(program, classes, decision)
+    device = lowered_for(cluster, partition(program, classes, decision))
     return Traced(step, options, call, program, classes, decision, device, estimate(program, device, cluster), devices)
 
 
@@ -285,6 +287,8 @@ def make_plan(step: Callable, call: Call, options: Options, planning: Planning, 
       ValueError: the step cannot be traced, or what is given contradicts it.
       InfeasibleError: nothing fits into the memory.
     """
+    if like is not None and not isinstance(like, Plan):
+        raise ValueError(f"like={like!r} is a {type(like).__name__}, a Plan was wanted")
     program = captured(call)
     old = (None, None) if like is None else (like.record, like.devices)
     given = gather_given(program, call, planning.mesh, planning.pins, *old)

@@ -82,7 +82,7 @@ def peak_of(block: DeviceBlock, ignore: set[Slot]) -> int:
 
 
 def _in_place(op: object) -> bool:
-    return isinstance(op, Move) and op.kind == "relabel"
+    return isinstance(op, Move) and op.kind in ("relabel", "barrier")
 
 
 def _extend_through_fusions(block: DeviceBlock, kept: set[Slot], last: dict[Slot, int]) -> None:

@@ -32,4 +32,4 @@ def _input_bytes(op: object) -> int:
 def _fusible(op: object) -> bool:
     if isinstance(op, Compute):
         return op.row is not None and op.row.fused
-    return isinstance(op, Move) and op.kind in ("slice", "relabel", "mask")
+    return isinstance(op, Move) and op.kind in ("slice", "relabel", "mask", "barrier")

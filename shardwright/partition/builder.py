@@ -27,6 +27,8 @@ class Builder:
         self.made: dict[Var, Source] = {}
         self._slots: dict[Var, dict[Placement, Slot]] = {}
         self._sources: dict[Var, Equation] = {}
+        self._gathered_before: set[Slot] = set()
+        self._latest: Slot | None = None
 
     def slot(self, v: Var, placement: Placement) -> Slot:
         """A new slot for `v`."""
@@ -38,6 +40,8 @@ class Builder:
         """`v` has just been computed in `slot`, by the equation from `source`."""
         self._slots[v] = {slot.placement: slot}
         self.made[v] = source
+        if slot.shape:
+            self._latest = slot
 
     def define_source(self, v: Var, eqn: Equation) -> None:
         """`v` is computed from nothing (zeros, iota): it is made anew in every placement that is asked for."""
@@ -96,8 +100,10 @@ class Builder:
         else:
             v, slot = Var(a.aval), self.primary(a)
             slots = {slot.placement: slot}
-        if placement in slots:
+        if placement in slots and self._is_fresh(slots[placement], source):
             return slots[placement]
+        if placement in slots:
+            return self._gathered_again(v, slots, placement, source, why)
         if isinstance(a, Var) and a in self._sources:
             made = None if placement.partial else self._make(a, placement)
             if made is not None:
@@ -106,6 +112,21 @@ class Builder:
         if not any(set(placement.partial) <= set(at.partial) for at in slots):
             return self._masked(v, slots, placement, source, why)
         return self._moved(v, slots, placement, source, why)
+
+    def _is_fresh(self, slot: Slot, source: Source) -> bool:
+        """Whether a value can be used again: not where the plan gathers anew for the backward what the forward has gathered."""
+        return not (slot in self._gathered_before and _is_backward(source))
+
+    def _gathered_again(self, v: Var, slots: dict[Placement, Slot], placement: Placement, source: Source, why: str) -> Slot:
+        """Gathers `v` anew, behind the latest value: else the compiler would merge the two gathers and keep the result."""
+        at, start = next((p, s) for p, s in slots.items() if s not in self._gathered_before)
+        held = Slot(start.aval, at, start.shape)
+        trigger = (self._latest,) if self._latest is not None else ()
+        self.ops.append(Move("barrier", (start, *trigger), (held,), (), source, why=why))
+        fresh = {at: held}
+        slot = self._moved(v, fresh, placement, source, why)
+        slots.update({p: s for p, s in fresh.items() if p != at})
+        return slot
 
     def _masked(self, v: Var, slots: dict[Placement, Slot], placement: Placement, source: Source, why: str) -> Slot:
         """A value that is not pending but must enter a pending sum: the first device keeps it, the others hold zero."""
@@ -133,5 +154,11 @@ class Builder:
             target = Slot(v.aval, step.target, local_shape(v.aval.shape, padded, step.target, self.context.mesh))
             self.ops.append(Move(step.kind, (slot,), (target,), step.axes, source, step.dim, step.other_dim, step.monoid, why))
             slots[step.target] = slot = target
+            if step.kind == "all_gather" and self.context.decision.regather and not _is_backward(source):
+                self._gathered_before.add(slot)
         return slot
 
+
+def _is_backward(source: Source) -> bool:
+    """Whether reverse-mode differentiation made the equation: jax writes so into its name scope."""
+    return "transpose(" in source.scope

@@ -65,7 +65,8 @@ class Move:
     """A change of placement.
 
     kind: all_reduce, all_gather, reduce_scatter, all_to_all, permute (collectives), slice (keep a block of a whole dim),
-    mask (a whole value becomes a pending sum: kept on the first device of `axes`, zero elsewhere), constant.
+    mask (a whole value becomes a pending sum: kept on the first device of `axes`, zero elsewhere), relabel (zero becomes a
+    pending sum as it is), barrier (the first input again, but not before the second one).
     `dim` is gathered, scattered or sliced; all_to_all scatters `dim` and gathers `other_dim`.
     """
 

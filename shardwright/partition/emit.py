@@ -81,6 +81,8 @@ def _constant(op: Constant, inputs: list[Any], mesh: Mapping[str, int]) -> list[
 
 
 def _move(op: Move, inputs: list[Any], mesh: Mapping[str, int]) -> list[Any]:
+    if op.kind == "barrier":
+        return [lax.optimization_barrier(tuple(inputs))[0]]
     result = MOVES[op.kind](op, inputs[0], mesh)
     assert tuple(result.shape) == op.outputs[0].shape, f"{op.kind}: {result.shape} computed, {op.outputs[0].shape} planned"
     return [result]

@@ -43,11 +43,14 @@ class Decision:
       pins: leaf name → axes of each dim; None leaves a dim free.
       partial_carries: whether a loop's accumulators hold each device's own sum until the loop has ended (one reduction,
         a whole buffer) or are reduced in every turn (a sharded buffer).
+      regather: whether what was gathered for the forward is gathered again for the backward, rather than kept in between.
+        Inside loops this is so anyway.
     """
 
     axes: tuple[AxisPlan, ...]
     pins: Mapping[str, tuple[tuple[str, ...] | None, ...]] = dataclasses.field(default_factory=dict)
     partial_carries: bool = True
+    regather: bool = False
 
     @property
     def mesh(self) -> dict[str, int]:

@@ -27,6 +27,7 @@ class DecisionRecord:
     axes: tuple[AxisRecord, ...]
     pins: Mapping[str, tuple[tuple[str, ...] | None, ...]]
     partial_carries: bool
+    regather: bool
 
 
 def by_name(decision: Decision, names: Mapping[int, str]) -> DecisionRecord:
@@ -41,7 +42,7 @@ def by_name(decision: Decision, names: Mapping[int, str]) -> DecisionRecord:
         )
         for a in decision.axes
     )
-    return DecisionRecord(axes, dict(sorted(decision.pins.items())), decision.partial_carries)
+    return DecisionRecord(axes, dict(sorted(decision.pins.items())), decision.partial_carries, decision.regather)
 
 
 def by_id(record: DecisionRecord, ids: Mapping[str, int]) -> Decision:
@@ -54,7 +55,7 @@ def by_id(record: DecisionRecord, ids: Mapping[str, int]) -> Decision:
         AxisPlan(a.axis, a.size, _ids(a, a.compute, ids), _ids(a, a.store, ids), frozenset(map(Role, a.rest)))
         for a in record.axes
     )
-    return Decision(axes, dict(record.pins), record.partial_carries)
+    return Decision(axes, dict(record.pins), record.partial_carries, record.regather)
 
 
 def _ids(axis: AxisRecord, names: tuple[str, ...], ids: Mapping[str, int]) -> tuple[int, ...]:

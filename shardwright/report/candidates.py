@@ -60,7 +60,8 @@ def decision_text(decision: Decision, names: Mapping[int, str]) -> str:
         names: Class id → name.
     """
     text = " | ".join(f"{a.axis}={a.size}: {_axis_text(a, names)}" for a in decision.axes) or "one device"
-    return text if decision.partial_carries else f"{text}; accumulators reduced in every turn"
+    text = text if decision.partial_carries else f"{text}; accumulators reduced in every turn"
+    return f"{text}; gathered again for the backward" if decision.regather else text
 
 
 def _axis_text(axis: AxisPlan, names: Mapping[int, str]) -> str:

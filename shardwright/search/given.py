@@ -62,6 +62,8 @@ def gather_given(
     Raises:
       ValueError: what is given contradicts itself, the step or the mesh.
     """
+    if pins is not None and not isinstance(pins, Mapping):
+        raise ValueError(f"pins={pins!r} is a {type(pins).__name__}; give leaf name → PartitionSpec")
     lying = _lying(call)
     sizes, devices, source = _mesh(program, mesh, lying, like, like_devices)
     if sizes is None:

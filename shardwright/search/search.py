@@ -25,6 +25,7 @@ from shardwright.cluster import Cluster
 from shardwright.cost.estimate import Estimate, estimate
 from shardwright.partition.device import DeviceProgram
 from shardwright.partition.lower import partition
+from shardwright.partition.merge import merge_repeats
 from shardwright.plan.decision import AxisPlan, Decision
 from shardwright.program.ir import Block, Program, trip_count
 from shardwright.rules.classes import Classes
@@ -58,6 +59,11 @@ class Solution:
     feasible: bool
 
 
+def lowered_for(cluster: Cluster, device: DeviceProgram) -> DeviceProgram:
+    """The per-device program as the cluster's back end takes it."""
+    return merge_repeats(device) if cluster.device.platform == "cpu" else device
+
+
 class _Search:
     """One search: what is fixed, and every candidate priced so far."""
 
@@ -69,11 +75,11 @@ class _Search:
         self.priced: dict[tuple, Candidate] = {}
         self.useful = functools.cache(lambda size: useful_classes(classes, self.facts, size))
 
-    def price(self, axes: Sequence[AxisPlan], partial_carries: bool = True) -> Candidate:
-        key = (tuple(axes), partial_carries)
+    def price(self, axes: Sequence[AxisPlan], partial_carries: bool = True, regather: bool = False) -> Candidate:
+        key = (tuple(axes), partial_carries, regather)
         if key not in self.priced:
-            decision = Decision(tuple(axes), self.pins, partial_carries)
-            device = partition(self.program, self.classes, decision)
+            decision = Decision(tuple(axes), self.pins, partial_carries, regather)
+            device = lowered_for(self.cluster, partition(self.program, self.classes, decision))
             self.priced[key] = Candidate(decision, device, estimate(self.program, device, self.cluster))
         return self.priced[key]
 
@@ -218,7 +224,8 @@ def _around(s: _Search, at: Candidate) -> list[Candidate]:
             found.append(s.price(_stored(s, _with(axes, i, compute), rests)))
         for rest in RESTS:
             found.append(s.price(_stored(s, axes, [rest if j == i else r for j, r in enumerate(rests)])))
-    found.append(s.price(axes, not at.decision.partial_carries))
+    found.append(s.price(axes, not at.decision.partial_carries, at.decision.regather))
+    found.append(s.price(axes, at.decision.partial_carries, not at.decision.regather))
     return found
 
 
