@@ -77,6 +77,8 @@ def _equation(context: Context, cuts: Cuts, eqn: Equation, lies: dict[Var, Place
     chosen = []
     for axis_plan in context.decision.axes:
         factor, is_blocked = _choose(context, cuts, eqn, facts, axis_plan, lies)
+        if is_blocked and factor is not None and not _divides(context, facts, factor, [*chosen, factor]):
+            factor = None
         chosen.append(factor)
         if is_blocked:
             cuts.blocked[eqn] = (*cuts.blocked.get(eqn, ()), axis_plan.axis)
@@ -194,6 +196,13 @@ def _alternative(context: Context, facts: Facts, plan: AxisPlan) -> int | None:
         if size > best_size:
             best, best_size = f, size
     return best
+
+
+def _divides(context: Context, facts: Facts, factor: int, chosen: list[int | None]) -> bool:
+    """Whether the axes that cut `factor` so far cut it into equal parts: a class that no axis lists is not padded."""
+    parts = math.prod(p.size for p, f in zip(context.decision.axes, chosen, strict=False) if f == factor)
+    c = facts.classes[factor]
+    return c is not None and context.classes.all[c].size % parts == 0
 
 
 def _pending(context: Context, cuts: Cuts, eqn: Equation, facts: Facts, chosen: list[int | None]) -> frozenset[str]:

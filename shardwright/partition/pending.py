@@ -90,7 +90,9 @@ def _resolve_cost(b: Builder, v: Var, axis: str) -> float:
     scattered = bool(readers) and all(_wants_cut(b, v, axis, *r) for r in readers)
     others = 1
     for eqn, position in readers[:1]:
-        if eqn is not None and eqn in b.cuts.factors:
+        if eqn is None and (wanted := b.wanted[position]) is not None:
+            others = math.prod(b.context.mesh[a] for a in wanted.axes - {axis})
+        elif eqn is not None and eqn in b.cuts.factors:
             dims = b.context.classes.facts[eqn].factors.operands[position]
             for plan, f in zip(b.context.decision.axes, b.cuts.factors[eqn], strict=True):
                 if plan.axis != axis and f is not None and f in dims:
