@@ -229,6 +229,7 @@ ROWS: dict[str, Row] = {
     "tile": Row(_tile_factors, _tile_local, _linear_in_first, fused=True),
     "iota": Row(_source_factors, _iota_local, fused=True),
     "empty": Row(_source_factors, _empty_local),
+    "empty2": Row(_source_factors),  # a scalar; broadcast, it is what a branch returns for a residual it does not have
     "slice": Row(_slice_factors, _slice_local, _linear_in_first, fused=True),
     "pad": Row(_pad_factors, linear=_linear_jointly, fused=True),
     "split": Row(_split_factors, linear=_linear_in_first, fused=True),
