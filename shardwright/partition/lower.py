@@ -85,6 +85,9 @@ def _equation(b: Builder, eqn: Equation) -> None:
     if is_pin(eqn):
         _constrain(b, eqn)
         return
+    if eqn.name == "rng_uniform" and math.prod(b.context.mesh.values()) > 1:
+        raise ValueError(f"{eqn.source.line}: jax.lax.rng_uniform draws from a state of the device, so no two devices agree; use jax.random "
+                         "with a key")
     if _is_source(eqn):
         b.define_source(eqn.outvars[0], eqn)
         return

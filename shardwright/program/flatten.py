@@ -60,6 +60,10 @@ def _inline(jaxpr: Any, env: dict[Any, Atom], stack: Any, out: list[Equation]) -
         inputs = tuple(read(v) for v in eqn.invars)
         if eqn.primitive.name in _CALLS:
             results = _call(eqn, inputs, scope, source, out)
+        elif eqn.primitive.name == "custom_linear_solve":
+            results = _solve(eqn, inputs, scope, out)
+        elif eqn.primitive.name == "device_put" and all(d is None for d in eqn.params["devices"]):
+            results = inputs
         else:
             results = tuple(Var(_aval(v.aval)) for v in eqn.outvars)
             blocks = tuple(_block(b, _compat.empty_name_stack()) for b in _bodies(eqn))
@@ -77,6 +81,16 @@ def _call(eqn: Any, inputs: tuple[Atom, ...], scope: Any, source: Source, out: l
     for var, value in zip(closed.jaxpr.constvars, closed.consts, strict=True):
         env[var] = Literal(value, _aval(var.aval))
     return _inline(closed.jaxpr, env, scope, out)
+
+
+def _solve(eqn: Any, inputs: tuple[Atom, ...], scope: Any, out: list[Equation]) -> tuple[Atom, ...]:
+    """A linear solve after differentiation is a call of its own solver: constants of matvec, vecmat and solve come first, then b."""
+    lengths, solver = eqn.params["const_lengths"], eqn.params["jaxprs"].solve
+    start = lengths.matvec + lengths.vecmat
+    consts, b = inputs[start : start + lengths.solve], inputs[sum(lengths) :]
+    env: dict[Any, Atom] = dict(zip(solver.jaxpr.invars, (*consts, *b), strict=True))
+    env.update((v, Literal(value, _aval(v.aval))) for v, value in zip(solver.jaxpr.constvars, solver.consts, strict=True))
+    return _inline(solver.jaxpr, env, scope, out)
 
 
 def _barrier(inputs: tuple[Atom, ...], source: Source, out: list[Equation]) -> tuple[Atom, ...]:

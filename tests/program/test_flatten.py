@@ -1,0 +1,98 @@
+"""Calls are inlined, dead code goes, and what is left computes the same."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from shardwright.program.evaluate import evaluate
+from shardwright.program.flatten import flatten
+from shardwright.program.ir import walk
+
+
+def flat(fn, *args):
+    return flatten(jax.make_jaxpr(fn)(*args))
+
+
+def names(block):
+    return [e.name for e in walk(block)]
+
+
+def assert_same(fn, *args):
+    block = flat(fn, *args)
+    for a, b in zip(evaluate(block, args), jax.tree.leaves(jax.jit(fn)(*args)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
+    return block
+
+
+MATRIX = jax.random.normal(jax.random.key(0), (6, 6)) + 6 * jnp.eye(6)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda a: jax.nn.relu(jax.nn.silu(a)),
+        lambda a: jnp.where(a > 0, a, 0),
+        jax.grad(lambda a: jax.nn.gelu(a).sum()),
+        jax.grad(lambda a: jax.checkpoint(lambda b: jnp.sin(b) ** 2)(a).sum()),
+    ],
+)
+def test_calls_are_inlined(fn):
+    block = assert_same(fn, MATRIX)
+    assert not {"jit", "pjit", "custom_jvp_call", "custom_vjp_call", "remat2", "checkpoint"} & set(names(block))
+
+
+def test_a_linear_solve_is_its_solver():
+    block = assert_same(jax.grad(lambda a: jnp.linalg.solve(a, jnp.ones((6, 2))).sum()), MATRIX)
+    assert "custom_linear_solve" not in names(block) and "triangular_solve" in names(block)
+
+
+def test_a_move_to_no_device_in_particular_is_nothing():
+    assert names(assert_same(lambda a: jax.device_put(a) + 1, MATRIX)) == ["add"]
+
+
+def test_recomputation_stays_behind_a_barrier():
+    block = flat(jax.grad(lambda a: jax.checkpoint(lambda b: jnp.sin(jnp.sin(b)))(a).sum()), MATRIX)
+    order = names(block)
+    assert order.count("optimization_barrier") == 1
+    assert order.index("optimization_barrier") < order.index("cos")
+
+
+def test_dead_code_goes():
+    block = assert_same(lambda a: (jnp.sin(a), jnp.cos(a) * 3)[0], MATRIX)
+    assert names(block) == ["sin"]
+
+
+def test_a_scan_loses_what_nobody_reads():
+    def step(a):
+        def turn(carry, x):
+            used, unused = carry
+            return (used + x.sum(), unused * 2), (jnp.sin(x), jnp.cos(x))
+
+        (used, _), (sines, _) = jax.lax.scan(turn, (0.0, 1.0), a)
+        return used, sines
+
+    block = assert_same(step, MATRIX)
+    (scan,) = [e for e in block.equations if e.name == "scan"]
+    assert scan.params["num_carry"] == 1 and len(scan.outvars) == 2 and "cos" not in names(block)
+
+
+def test_a_carry_that_another_carry_reads_stays():
+    def step(a):
+        def turn(carry, x):
+            seen, hidden = carry
+            return (seen + hidden, hidden * x.mean()), None
+
+        (seen, _), _ = jax.lax.scan(turn, (0.0, 1.0), a)
+        return seen
+
+    block = assert_same(step, MATRIX)
+    (scan,) = [e for e in block.equations if e.name == "scan"]
+    assert scan.params["num_carry"] == 2
+
+
+def test_effects_stay():
+    block = flat(lambda a: [jax.debug.print("{}", a.sum()), a + 1][1], MATRIX)
+    assert any("debug" in n for n in names(block))
