@@ -15,7 +15,8 @@ from jax.sharding import NamedSharding
 
 from shardwright import _compat
 from shardwright.program.flatten import flatten
-from shardwright.program.ir import Aval, Block, Equation, Leaf, Literal, Program, Role, Var, walk
+from shardwright.program.ir import Block, Equation, Leaf, Literal, Program, Role, Var, walk
+from shardwright.program.roles import find_roles
 from shardwright.program.signature import StepError, argument_name, argument_of
 
 _PACKAGE = str(Path(__file__).parents[1])
@@ -55,7 +56,7 @@ def capture(step: Callable, args: tuple, kwargs: dict, *, names: Sequence[str], 
     paths = [argument_name(path, names) for path, _ in jax.tree_util.tree_leaves_with_path((args, kwargs))]
     out_paths, out_tree = jax.tree_util.tree_flatten_with_path(out_shape)
     carried = _carried((args, kwargs), out_shape, names, donated)
-    roles = _roles(block, paths, carried)
+    roles = find_roles(block, paths, carried)
     inputs = tuple(Leaf(p, v.aval, r, argument_of(p) in donated)
                    for p, v, r in zip(paths, block.invars, roles, strict=True))
     outputs = tuple(
@@ -102,58 +103,6 @@ def _carried(arguments: tuple[tuple, dict], out: Any, names: Sequence[str], dona
             break
         offset += len(leaves)
     return tuple(found)
-
-
-def influences(block: Block, target: Sequence[Any]) -> set[Var]:
-    """The variables of `block` on which any of `target` depends (whole equations, so an over-estimate inside loops)."""
-    live = {a for a in target if isinstance(a, Var)}
-    for eqn in reversed(block.equations):
-        if live.intersection(eqn.outvars):
-            live.update(a for a in eqn.invars if isinstance(a, Var))
-    return live
-
-
-_KEY = re.compile(r"(^|[\W_])(key|rng|prng|seed)s?([\W_]|$)", re.IGNORECASE)
-_MODEL = re.compile(r"^(params?|variables|model|state|weights|train_state|parameters)$", re.IGNORECASE)
-
-
-def _roles(block: Block, paths: Sequence[str], carried: Sequence[int | None]) -> list[Role]:
-    """Carried leaves on which a result depends are parameters, other carried ones optimizer state; the rest is input.
-
-    Of several results the one that depends on the fewest carried leaves is taken for the loss. Without results, a
-    carried leaf is a parameter if some other carried leaf of another shape depends on it.
-    """
-    state = {i for i in carried if i is not None}
-    index = {v: i for i, v in enumerate(block.invars)}
-    slices = []
-    for out, i in zip(block.outvars, carried, strict=True):
-        if i is None and np.issubdtype(np.dtype(out.aval.dtype) if not _compat.is_extended(out.aval.dtype) else int, np.floating):
-            slices.append({index[v] for v in influences(block, [out]) if v in index} & state)
-    slices = [s for s in slices if s]
-    if slices:
-        parameters = min(slices, key=len)
-    else:
-        parameters = set()
-        for out, i in zip(block.outvars, carried, strict=True):
-            if i is not None:
-                shape = block.invars[i].aval.shape
-                parameters |= {index[v] for v in influences(block, [out])
-                               if v in index and index[v] in state and v.aval.shape != shape}
-    has_model = not state and any(_MODEL.match(argument_of(p)) for p in paths)
-    return [_role(i, p, v.aval, state, parameters, has_model)
-            for i, (p, v) in enumerate(zip(paths, block.invars, strict=True))]
-
-
-def _role(i: int, path: str, aval: Aval, state: set[int], parameters: set[int], has_model: bool) -> Role:
-    if _compat.is_extended(aval.dtype) or (aval.dtype == np.uint32 and aval.shape[-1:] == (2,) and _KEY.search(path)):
-        return Role.KEY
-    if not aval.shape:
-        return Role.SCALAR
-    if i in state:
-        return Role.PARAMETER if i in parameters else Role.OPTIMIZER
-    if has_model and _MODEL.match(argument_of(path)):
-        return Role.PARAMETER
-    return Role.BATCH
 
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+|id=\d+")

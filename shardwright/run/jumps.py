@@ -18,9 +18,9 @@ import jax
 import numpy as np
 
 from shardwright.partition.device import Compute, DeviceBlock, DeviceProgram, Slot
-from shardwright.program.capture import influences
 from shardwright.program.evaluate import literal_value
 from shardwright.program.ir import Atom, Block, Equation, Literal, Program, Role, Var
+from shardwright.program.roles import influences
 
 _COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 

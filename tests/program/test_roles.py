@@ -1,0 +1,63 @@
+"""Which leaves are parameters and which optimizer state, told from dependence alone."""
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+from shardwright.program.capture import capture
+from shardwright.program.ir import Role
+
+_PARAMS = {"first": (4, 6), "last": (6, 3)}
+
+
+def _shapes(shapes):
+    return {name: jax.ShapeDtypeStruct(dims, jnp.float32) for name, dims in shapes.items()}
+
+
+def _loss(params, x):
+    hidden = jnp.tanh(x @ params["first"])
+    return ((hidden @ params["last"]) ** 2).mean(), (hidden**2).mean()
+
+
+def _roles(metrics, optimizer=None, dtype=jnp.float32):
+    optimizer = optimizer or optax.adam(optax.cosine_decay_schedule(1e-2, 10))
+
+    def step(state, x):
+        params, slots, mask = state
+        (loss, aux), grads = jax.value_and_grad(_loss, has_aux=True)(params, x)
+        grads["first"] = jnp.where(mask[:, None], grads["first"], 0)
+        updates, slots = optimizer.update(grads, slots, params)
+        facts = {"loss": loss, "aux": aux, "updates": optax.tree.norm(updates), "mask": mask.mean()}
+        facts |= {"rate": 1 / (1.0 + slots[-1].count), "norm": optax.tree.norm(grads)}
+        return (optax.apply_updates(params, updates), slots, mask), {m: facts[m].astype(dtype) for m in metrics}
+
+    params = _shapes(_PARAMS)
+    state = params, jax.eval_shape(optimizer.init, params), jax.ShapeDtypeStruct((4,), bool)
+    program = capture(step, (state, jax.ShapeDtypeStruct((8, 4), jnp.float32)), {}, names=["state", "x"])
+    return {leaf.name: leaf.role for leaf in program.inputs}
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        ["loss"],
+        ["loss", "norm"],
+        ["loss", "rate"],
+        ["loss", "mask", "rate"],
+        ["loss", "updates"],
+        ["aux", "loss"],
+        ["aux", "loss", "updates", "rate", "mask", "norm"],
+        [],
+    ],
+)
+def test_parameters_whatever_is_reported(metrics):
+    roles = _roles(metrics)
+    assert {name for name, role in roles.items() if role is Role.PARAMETER} == {"state[0]['first']", "state[0]['last']"}
+    slots = [role for name, role in roles.items() if name.startswith("state[1]") and ".count" not in name]
+    assert len(slots) == 4 and set(slots) == {Role.OPTIMIZER}
+    assert roles["state[2]"] is Role.OPTIMIZER and roles["x"] is Role.BATCH
+
+
+def test_a_loss_of_low_precision():
+    assert _roles(["loss"], dtype=jnp.bfloat16)["state[0]['last']"] is Role.PARAMETER
