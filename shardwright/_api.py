@@ -23,7 +23,7 @@ from shardwright.plan.check import check
 from shardwright.plan.diff import Diff
 from shardwright.plan.diff import diff as _diff
 from shardwright.plan.record import PlanRecord
-from shardwright.program.signature import Call, Options, argument_name, argument_of, bind_call, make_options
+from shardwright.program.signature import Call, Options, argument_name, argument_of, bind_call, check_step, make_options
 from shardwright.run.certificate import Certificate
 from shardwright.run.devices import start_virtual_devices
 from shardwright.run.prove import prove_program
@@ -205,6 +205,7 @@ def jit(
       A function like the step. Its `plan` is the latest plan.
     """
     options = make_options(static_argnums, static_argnames, donate_argnums, donate_argnames)
+    check_step(step)
     return Jitted(step, Planning(cluster, memory, mesh, pins, objective, cache), options, verbose)
 
 

@@ -39,10 +39,9 @@ from shardwright.run.born import init_decision, init_targets, without_state
 from shardwright.run.devices import attached_cluster, make_mesh, start_virtual_devices
 from shardwright.run.execute import Executable, check_arguments, compile_program, lowerable
 from shardwright.run.targets import compile_ahead
-from shardwright.search.search import lowered_for
 from shardwright.search.given import Given, check_size, gather_given
 from shardwright.search.infeasible import infeasible_message
-from shardwright.search.search import OBJECTIVES, search
+from shardwright.search.search import OBJECTIVES, lowered_for, search
 
 
 class InfeasibleError(ValueError):

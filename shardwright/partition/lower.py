@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import math
 
-from shardwright.partition import control
+from shardwright.partition import boundary, control
 from shardwright.partition.builder import Builder
-from shardwright.partition.context import Context, at_rest, device_shape, make_context
+from shardwright.partition.context import Context, at_rest, make_context
 from shardwright.partition.cuts import Cuts, find_cuts, placed
-from shardwright.partition.device import Compute, DeviceBlock, DeviceProgram, Fallback, Mask, Slot
+from shardwright.partition.device import Compute, DeviceBlock, DeviceProgram, Fallback, Mask, Move, Slot
 from shardwright.partition.pending import passes
 from shardwright.partition.pinned import is_pin, pinned
 from shardwright.plan.decision import Decision
 from shardwright.plan.placement import Placement, whole, with_partial
-from shardwright.program.ir import Atom, Block, Equation, Program, Source, Var
+from shardwright.program.ir import Atom, Block, Equation, Literal, Program, Source, Var
 from shardwright.rules.classes import Classes
 
 
@@ -28,16 +28,37 @@ def partition(program: Program, classes: Classes, decision: Decision) -> DeviceP
     cuts = find_cuts(context)
     block = program.block
     rest = [at_rest(context, leaf, v) for leaf, v in zip(program.inputs, block.invars, strict=True)]
-    inputs = tuple(Slot(v.aval, p, device_shape(context, v, p)) for v, p in zip(block.invars, rest, strict=True))
-    wanted: list[Placement | None] = []
+    wanted: list[Placement] = []
     for leaf, v, i in zip(program.outputs, block.outvars, program.carried, strict=True):
         if i is not None:
             wanted.append(rest[i])
         else:
             wanted.append(at_rest(context, leaf, v) if isinstance(v, Var) else whole(v.aval.ndim))
     fallbacks: list[Fallback] = []
-    lowered = lower_block(context, cuts, block, inputs, wanted, frozenset(), fallbacks)
+    lowered = _between(context, cuts, block, rest, wanted, fallbacks)
     return DeviceProgram(lowered, dict(decision.mesh), tuple(fallbacks))
+
+
+def _between(context: Context, cuts: Cuts, block: Block, rest: list[Placement], wanted: list[Placement],
+             fallbacks: list[Fallback]) -> DeviceBlock:
+    """The whole step, from where leaves lie before it to where they are wanted after it."""
+    inputs = tuple(boundary.rest_slot(context, v, p) for v, p in zip(block.invars, rest, strict=True))
+    first: list[Move] = []
+    entered: list[Slot] = []
+    for v, slot in zip(block.invars, inputs, strict=True):
+        moves, slot = boundary.cross(context, slot, boundary.inside(context, v, slot.placement), Source())
+        first += moves
+        entered.append(slot)
+    within = [boundary.inside(context, a, p) for a, p in zip(block.outvars, wanted, strict=True)]
+    lowered = lower_block(context, cuts, block, tuple(entered), list(within), frozenset(), fallbacks)
+    last: list[Move] = []
+    outputs: list[Slot | Literal] = []
+    for result, place in zip(lowered.outputs, wanted, strict=True):
+        if isinstance(result, Slot):
+            moves, result = boundary.cross(context, result, place, Source())
+            last += moves
+        outputs.append(result)
+    return DeviceBlock(inputs, (*first, *lowered.ops, *last), tuple(outputs))
 
 
 def lower_block(context: Context, cuts: Cuts, block: Block, inputs: tuple[Slot, ...], wanted: list[Placement | None],

@@ -90,11 +90,12 @@ class Call:
     finish: Callable[[Any], Any]
 
 
+_ARRAYS = (jax.Array, np.ndarray, np.generic, bool, int, float, complex, jax.ShapeDtypeStruct)
+
+
 def is_array(x: Any) -> bool:
     """Whether jax would trace `x`: an array, an abstract one or a Python number."""
-    return isinstance(x, (jax.Array, np.ndarray, np.generic, bool, int, float, complex, jax.ShapeDtypeStruct)) or (
-        hasattr(x, "__jax_array__")
-    )
+    return isinstance(x, _ARRAYS) or hasattr(x, "__jax_array__")
 
 
 def bind_call(step: Callable, args: tuple, kwargs: dict[str, Any], options: Options) -> Call:
@@ -104,6 +105,7 @@ def bind_call(step: Callable, args: tuple, kwargs: dict[str, Any], options: Opti
       ValueError: if an option names an argument that the step does not have, a static argument cannot be hashed or is
         donated, or an array holds no numbers.
     """
+    check_step(step)
     parameters = _parameters(step)
     names = parameters.names_of(len(args))
     static = _named(parameters, names, options.static_argnums, options.static_argnames, "static")
@@ -132,7 +134,7 @@ def bind_call(step: Callable, args: tuple, kwargs: dict[str, Any], options: Opti
         result = collect(step(*full, **inner_kwargs, **{k: v for k, v in kwargs.items() if k in static}))
         return _arrays_of(result, extra, [*others, *(h.value for h in held.values())])
 
-    if not held and callable(step):
+    if not held:
         functools.update_wrapper(call, step)  # jax's own messages then name the user's function and arguments
     arrays = [x if t else None for x, t in zip(leaves, traced, strict=True)]
     new_args, new_kwargs = jax.tree_util.tree_unflatten(tree, arrays)
@@ -141,6 +143,16 @@ def bind_call(step: Callable, args: tuple, kwargs: dict[str, Any], options: Opti
         _refuse_texts((new_args, new_kwargs), call_names)
     key = (tuple(_Static(o) for o in others), tuple(sorted(held.items())), graph)
     return Call(new_args, new_kwargs, call_names, tuple(sorted(donated)), key, call, extra, update)
+
+
+def check_step(step: Any) -> None:
+    """Refuses what cannot be called.
+
+    Raises:
+      StepError: it is no function.
+    """
+    if not callable(step):
+        raise StepError(f"the step is a {type(step).__name__}, a function was wanted: plan(step, *args) or jit(step)")
 
 
 def argument_name(path: tuple, names: Sequence[str]) -> str:
@@ -228,7 +240,7 @@ def _arrays_of(result: Any, extra: dict[str, Any], known: Sequence[Any]) -> Any:
         result, is_leaf=lambda x: equinox and isinstance(x, equinox.Module)
     ):
         inside = equinox and isinstance(x, equinox.Module)
-        if not (inside or is_array(x) or any(x is k for k in known)):
+        if not (inside or any(x is k for k in known)) and (not is_array(x) or _holds_no_numbers(x)):
             raise StepError(
                 f"the step returns a {type(x).__name__} at out{jax.tree_util.keystr(path)}; a step returns arrays "
                 "(and what is no array only as it came in)"
