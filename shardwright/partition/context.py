@@ -69,7 +69,17 @@ def natural(context: Context, var: Var) -> Placement:
         dim = _first_dim(context, var, axis_plan)
         if dim is not None:
             dims[dim] = (*dims[dim], axis_plan.axis)
-    return Placement(tuple(dims))
+    of = context.classes.of[var]
+    return Placement(tuple(in_order(context.decision, c, axes) for c, axes in zip(of, dims, strict=True)))
+
+
+def in_order(decision: Decision, dim_class: int | None, axes: tuple[str, ...]) -> tuple[str, ...]:
+    """Axes that cut one dim, major to minor: those that compute with its class before those that only store it.
+
+    State that `t` computes with and `d` stores lies cut by (t, d): one gather over d gives what is computed with.
+    """
+    computing = {a.axis for a in decision.axes if dim_class in a.compute}
+    return tuple(sorted(axes, key=lambda axis: axis not in computing))
 
 
 def _first_dim(context: Context, var: Var, axis_plan: AxisPlan) -> int | None:
@@ -98,6 +108,9 @@ def at_rest(context: Context, leaf: Leaf, var: Var) -> Placement:
             if free and var.aval.shape[dim] and padded_shape(context, var)[dim] == var.aval.shape[dim] and var.aval.shape[dim] % parts == 0:
                 dims[dim] = (*dims[dim], axis_plan.axis)
                 break
+    for dim, c in enumerate(context.classes.of[var]):
+        if pinned is None or pinned[dim] is None:
+            dims[dim] = in_order(context.decision, c, dims[dim])
     return Placement(tuple(dims))
 
 

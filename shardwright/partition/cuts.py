@@ -14,7 +14,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
-from shardwright.partition.context import SMALL_BYTES, Context, at_rest, natural
+from shardwright.partition.context import SMALL_BYTES, Context, at_rest, in_order, natural
 from shardwright.partition.pinned import is_pin, pinned
 from shardwright.plan.decision import AxisPlan
 from shardwright.plan.placement import Placement, whole
@@ -83,7 +83,7 @@ def _equation(context: Context, cuts: Cuts, eqn: Equation, lies: dict[Var, Place
         if is_blocked:
             cuts.blocked[eqn] = (*cuts.blocked.get(eqn, ()), axis_plan.axis)
     cuts.factors[eqn] = tuple(chosen)
-    axes = _axes_by_factor(context, len(facts.factors.sizes), chosen)
+    axes = _axes_by_factor(context, facts, chosen)
     cuts.axes[eqn] = axes
     if eqn.name == "broadcast_in_dim" and isinstance(eqn.invars[0], Literal) and not eqn.invars[0].value:
         cuts.zeros.update(eqn.outvars)
@@ -93,12 +93,12 @@ def _equation(context: Context, cuts: Cuts, eqn: Equation, lies: dict[Var, Place
         cuts.partial[v] = pending
 
 
-def _axes_by_factor(context: Context, count: int, chosen: list[int | None]) -> tuple[tuple[str, ...], ...]:
-    found: list[tuple[str, ...]] = [()] * count
+def _axes_by_factor(context: Context, facts: Facts, chosen: list[int | None]) -> tuple[tuple[str, ...], ...]:
+    found: list[tuple[str, ...]] = [()] * len(facts.factors.sizes)
     for plan, f in zip(context.decision.axes, chosen, strict=True):
         if f is not None:
             found[f] = (*found[f], plan.axis)
-    return tuple(found)
+    return tuple(in_order(context.decision, c, axes) for c, axes in zip(facts.classes, found, strict=True))
 
 
 def placed(dims: Dims, axes: tuple[tuple[str, ...], ...]) -> Placement:

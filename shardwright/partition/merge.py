@@ -2,7 +2,8 @@
 
 XLA's CPU back end drops barriers before it merges common subexpressions, so in unrolled code it computes once what
 `jax.checkpoint` asks to compute again, and gathers once what the plan gathers twice. For such a back end the program is
-merged here, so that what is priced is what runs. A loop's body is a program of its own and keeps its recomputation.
+merged here, so that what is priced is what runs. Reductions stay apart: each has a computation of its own (`to_apply`),
+and XLA does not take two of them for equal. A loop's body is a program of its own and keeps its recomputation.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Hashable
 
+from shardwright import _compat
 from shardwright.partition.device import Compute, Control, DeviceBlock, DeviceProgram, Move, Op, Slot, walk
 from shardwright.program.ir import Literal
 
@@ -51,9 +53,11 @@ def _is_barrier(op: Op) -> bool:
 def _key(op: Op) -> Hashable | None:
     """Equal for operations that compute the same; None for those that are never merged."""
     inputs = tuple(_value(x) for x in op.inputs)
+    if isinstance(op, Move) and op.kind in ("all_reduce", "reduce_scatter"):
+        return None
     if isinstance(op, Move):
         return (op.kind, op.axes, op.dim, op.other_dim, op.monoid, inputs, op.outputs[0].placement)
-    if isinstance(op, Compute):
+    if isinstance(op, Compute) and not _compat.has_effects(op.equation.primitive, op.equation.params):
         return (op.equation.name, repr(sorted(op.equation.params.items(), key=lambda kv: kv[0])), inputs, op.cut)
     return None
 
