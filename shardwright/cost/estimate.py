@@ -14,7 +14,7 @@ from shardwright.cost.collectives import collective_seconds, sent_bytes
 from shardwright.cost.memory import Memory, memory_of
 from shardwright.cost.storage import stored
 from shardwright.partition.device import COLLECTIVES, Compute, Control, DeviceBlock, DeviceProgram, Move, Slot
-from shardwright.program.ir import Literal, Program
+from shardwright.program.ir import Aval, Literal, Program
 
 MATMULS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general"})
 
@@ -98,13 +98,30 @@ def _block(totals: _Totals, block: DeviceBlock, times: int) -> None:
 def _collective(totals: _Totals, op: Move, times: int) -> Collective:
     group = math.prod(totals.mesh[a] for a in op.axes)
     link = totals.link(op.axes)
-    result = op.outputs[0].bytes
-    if op.kind in ("all_gather", "all_to_all"):
-        result = max(result, op.inputs[0].bytes * (group if op.kind == "all_gather" else 1))
     aval = op.outputs[0].aval
-    return Collective(op.kind, "+".join(op.axes), times * sent_bytes(op.kind, result, group), times,
-                      times * collective_seconds(op.kind, result, group, link), op.source.line, op.why,
+    kind, result = _as_run(op, group)
+    result = result * _wire_itemsize(totals.cluster.device, aval) // aval.itemsize
+    return Collective(kind, "+".join(op.axes), times * sent_bytes(kind, result, group), times,
+                      times * collective_seconds(kind, result, group, link), op.source.line, op.why,
                       op.outputs[0].shape, str(aval.dtype))
+
+
+def _as_run(op: Move, group: int) -> tuple[str, int]:
+    """(kind, bytes of one device's result) of the collective behind a move: products are gathered and multiplied."""
+    result = op.outputs[0].bytes
+    if op.kind == "all_reduce" and op.monoid == "prod":
+        return "all_gather", result * group
+    if op.kind == "all_gather":
+        return op.kind, max(result, op.inputs[0].bytes * group)
+    return op.kind, max(result, op.inputs[0].bytes) if op.kind == "all_to_all" else result
+
+
+def _wire_itemsize(device: Device, aval: Aval) -> int:
+    """Bytes of an element on its way. XLA's CPU back end sends bfloat16 as float32 and narrower floats as float16."""
+    name = str(aval.dtype)
+    if device.platform == "cpu" and name == "bfloat16":
+        return 4
+    return 2 if device.platform == "cpu" and name.startswith("float8") else aval.itemsize
 
 
 def _seconds(totals: _Totals, op: object, kept: set[Slot], times: int) -> float:

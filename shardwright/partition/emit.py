@@ -108,7 +108,7 @@ def _all_reduce(op: Move, x: Any, mesh: Mapping[str, int]) -> Any:
         return _as_integer(lax.pmax, x, op.axes)
     if op.monoid in ("min", "and"):
         return _as_integer(lax.pmin, x, op.axes)
-    return jnp.prod(lax.all_gather(x, op.axes), axis=0)
+    return jnp.prod(lax.all_gather(x, op.axes), axis=0, dtype=x.dtype)
 
 
 def _as_integer(reduce: Callable, x: Any, axes: tuple[str, ...]) -> Any:
