@@ -3,7 +3,8 @@
 It is a pass over the captured program, never a second trace: equations stay one to one and in order, so what was
 decided for the program holds for the lifted one. A cast to bfloat16 becomes a cast to float64, which changes nothing; a
 rounding (`reduce_precision`) becomes one to float64's own precision. What depends on the bits of a dtype is an
-*island*: it runs in its own dtype between two casts, so the draws of a dropout mask are the step's own.
+*island*: it runs in its own dtype between two casts, so the draws of a dropout mask are the step's own. A sampler that
+computes with numbers (gamma) cannot be one, for its rounding would show: it draws anew in float64, from the same key.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from shardwright.program.evaluate import evaluate, literal_value
 from shardwright.program.flatten import flatten
 from shardwright.program.ir import Atom, Aval, Block, Equation, Leaf, Literal, Program, Var, walk
 
-_BITS = frozenset({"bitcast_convert_type", "random_gamma", "rng_uniform"})
+_BITS = frozenset({"bitcast_convert_type"})
+_SAMPLERS = frozenset({"random_gamma", "rng_uniform"})
 _SILENT = frozenset({"debug_callback", "debug_print"})
 _FOREIGN = {
     "ffi_call": "a foreign function has its own dtypes",
@@ -47,10 +49,15 @@ class Refusal:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Lifted:
-    """A lifted program. `refusals`: the equations that could not be lifted and see or give numbers of low precision."""
+    """A lifted program.
+
+    refusals: the equations that could not be lifted, and see or give numbers of low precision.
+    redrawn: a text for each sampler whose draws are not the step's own.
+    """
 
     program: Program
     refusals: tuple[Refusal, ...]
+    redrawn: tuple[str, ...] = ()
 
 
 def lift(program: Program) -> Lifted:
@@ -59,7 +66,7 @@ def lift(program: Program) -> Lifted:
     inputs = tuple(_lifted_leaf(leaf) for leaf in program.inputs)
     outputs = tuple(_lifted_leaf(leaf) for leaf in program.outputs)
     lifted = dataclasses.replace(program, block=block, inputs=inputs, outputs=outputs)
-    return Lifted(lifted, refusals(program.block))
+    return Lifted(lifted, refusals(program.block), redrawn(program.block))
 
 
 def refusals(block: Block) -> tuple[Refusal, ...]:
@@ -69,9 +76,15 @@ def refusals(block: Block) -> tuple[Refusal, ...]:
         if is_island(eqn) and eqn.name not in _SILENT:
             reads = any(isinstance(a, Var) and _changes(a.aval) for a in eqn.invars)
             if eqn.name not in _BITS or reads:
-                reason = _reason(eqn) or "bits and draws are those of its own dtype"
+                reason = _reason(eqn) or "bits are those of its own dtype"
                 found[Refusal(eqn.name, eqn.source.line, reason)] = None
     return tuple(found)
+
+
+def redrawn(block: Block) -> tuple[str, ...]:
+    """A text for each sampler of `block` that draws anew in float64, each line once."""
+    samplers = [eqn for eqn in walk(block) if eqn.name in _SAMPLERS and _changes(eqn.outvars[0].aval)]
+    return tuple(dict.fromkeys(f"'{eqn.name}' at {eqn.source.line} draws anew in float64" for eqn in samplers))
 
 
 def lifted_dtype(dtype: Any) -> Any:

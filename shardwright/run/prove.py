@@ -93,7 +93,7 @@ def prove_device(
     lifted = lift(program)
     wide = _run(_Case(lifted.program, lift_device(device), mesh, jumps, True), inputs, steps)
     assert wide.devices > 1 or mesh.size == 1, f"{wide.devices} devices computed, of {mesh.size}: nothing was proven"
-    changes = [*map(str, lifted.refusals), *describe(jumps)]
+    changes = [*map(str, lifted.refusals), *lifted.redrawn, *describe(jumps)]
     difference = _capture_difference(program, reference, inputs, own.first, bool(jumps)) if reference else ""
     changes += [difference] if difference else []
     rows = _rows(program, jumps, own, wide)
