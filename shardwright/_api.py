@@ -230,12 +230,24 @@ class Jitted:
         """Runs the step, planning first if these shapes or static arguments are new."""
         call = bind_call(self._step, args, kwargs, self._options)
         values, tree = jax.tree_util.tree_flatten((call.args, call.kwargs))
+        if any(isinstance(x, jax.core.Tracer | jax.ShapeDtypeStruct) for x in values):
+            return self._not_run(call, values, args, kwargs)
+        key = tree, call.static, tuple(map(_compat.type_of, values))
+        compiled = self._known.get(key)
+        if compiled is None:
+            compiled = self._known[key] = self._compile(call)
+        return compiled.run(call, values)
+
+    def _not_run(self, call: Call, values: list[Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Inside another transformation the step is traced with it; abstract arguments are refused."""
         if any(isinstance(x, jax.core.Tracer) for x in values):
             return self._step(*args, **kwargs)
-        key = tree, call.static, tuple(map(_compat.type_of, values))
-        if key not in self._known:
-            self._known[key] = self._compile(call)
-        return self._known[key].run(call)
+        named = jax.tree_util.tree_leaves_with_path((call.args, call.kwargs))
+        path = next(path for path, x in named if isinstance(x, jax.ShapeDtypeStruct))
+        raise ValueError(
+            f"{argument_name(path, call.names)} is abstract (a jax.ShapeDtypeStruct); to run takes an array, and to "
+            "plan without one is shardwright.plan"
+        )
 
     def _compile(self, call: Call) -> CompiledStep:
         name = getattr(self._step, "__name__", "step")

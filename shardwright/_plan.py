@@ -212,12 +212,13 @@ class CompiledStep:
           ValueError: the arguments are not those of the plan; the message names the leaves.
         """
         t = self.plan.traced
-        return self.run(bind_call(t.step, args, kwargs, t.options))
-
-    def run(self, call: Call) -> Any:
-        """As `__call__`, for a call that is bound already."""
+        call = bind_call(t.step, args, kwargs, t.options)
         values, tree = jax.tree_util.tree_flatten((call.args, call.kwargs))
         self._check(call, values, tree)
+        return self.run(call, values)
+
+    def run(self, call: Call, values: list[Any]) -> Any:
+        """As `__call__`, for a call that is known to be as planned, and its leaves."""
         return call.finish(restore(self._call.extra, self._run(values)))
 
     def _check(self, call: Call, values: list[Any], tree: Any) -> None:

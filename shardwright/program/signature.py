@@ -141,7 +141,7 @@ def bind_call(step: Callable, args: tuple, kwargs: dict[str, Any], options: Opti
     call_names = tuple(names[i] for i in positions)
     if any(map(_holds_no_numbers, leaves)):
         _refuse_texts((new_args, new_kwargs), call_names)
-    key = (tuple(_Static(o) for o in others), tuple(sorted(held.items())), graph)
+    key = (tuple(_Static(o) for o in others if o is not _TRACED), tuple(sorted(held.items())), graph)
     return Call(new_args, new_kwargs, call_names, tuple(sorted(donated)), key, call, extra, update)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -71,8 +72,9 @@ def _apart(values: Sequence[Any], leaves: Sequence[Leaf]) -> Sequence[Any]:
 
 def compile_program(program: Program, device: DeviceProgram, mesh: Mesh) -> Executable:
     """Compiles `device`, the partitioned form of `program`, for `mesh`."""
-    shardings = tuple(NamedSharding(mesh, s.placement.spec) for s in device.block.inputs)
-    results = tuple(NamedSharding(mesh, _placement(o).spec) for o in device.block.outputs)
+    named = functools.cache(lambda placement: NamedSharding(mesh, placement.spec))  # one object: see `_lies`
+    shardings = tuple(named(s.placement) for s in device.block.inputs)
+    results = tuple(named(_placement(o)) for o in device.block.outputs)
     donate = tuple(i for i, leaf in enumerate(program.inputs) if leaf.donated)
     step = jax.jit(
         emit(device, mesh), in_shardings=shardings, out_shardings=results, donate_argnums=donate, keep_unused=True

@@ -1,5 +1,6 @@
-"""Every test of the public API has a plan cache of its own."""
+"""Every test of the public API has a plan cache of its own, and compiles with little optimization."""
 
+import jax
 import pytest
 
 
@@ -9,3 +10,10 @@ def plan_cache(tmp_path, monkeypatch):
     folder = tmp_path / "cache"
     monkeypatch.setenv("SHARDWRIGHT_CACHE", str(folder))
     return folder
+
+
+@pytest.fixture(autouse=True, scope="package")
+def _quick_compiles():
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)

@@ -4,7 +4,6 @@ import json
 import os
 
 import jax
-import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
 
@@ -22,10 +21,20 @@ def searches(monkeypatch):
     return found
 
 
-def run(step=mlp_step, **options):
-    """One step by a fresh `sw.jit`, and its plan."""
-    jitted = sw.jit(step, mesh={"d": 2, "t": 4}, donate_argnums=0, verbose=False, **options)
-    assert_close(jitted(mlp_state(), mlp_batch()), jax.jit(step)(mlp_state(), mlp_batch()))
+class _NotCompiled:
+    """In the place of a compiled step: most tests here ask for plans alone."""
+
+    def run(self, call, values):
+        return None, None
+
+
+def run(*batches, step=mlp_step, **options):
+    """The plan of a fresh `sw.jit` after its first call (and others); nothing is compiled."""
+    jitted = sw.jit(step, **{"mesh": {"d": 2, "t": 4}, "donate_argnums": 0, "verbose": False, **options})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sw.Plan, "compile", lambda plan: _NotCompiled())
+        for batch in batches or [mlp_batch()]:
+            jitted(mlp_state(), batch)
     return jitted.plan
 
 
@@ -59,9 +68,9 @@ def test_whatever_a_plan_is_made_from_makes_another(searches):
 
 def test_donation_and_devices_are_part_of_the_key(searches):
     run()
-    sw.jit(mlp_step, mesh={"d": 2, "t": 4}, verbose=False)(mlp_state(), mlp_batch())
-    sw.jit(mlp_step, mesh={"t": 4, "d": 2}, verbose=False)(mlp_state(), mlp_batch())
-    sw.jit(mlp_step, mesh={"d": 4}, verbose=False)(mlp_state(), mlp_batch())
+    run(donate_argnums=())
+    run(mesh={"t": 4, "d": 2})
+    run(mesh={"d": 4})
     assert len(searches) == 4
 
 
@@ -76,9 +85,7 @@ def test_of_another_version_of_the_package_or_of_jax(searches, monkeypatch):
 
 def test_new_shapes_are_kept_too(searches):
     for _ in range(2):
-        step = sw.jit(mlp_step, verbose=False, mesh={"d": 8})
-        state, _ = step(mlp_state(), mlp_batch())
-        step(state, mlp_batch(size=16))
+        run(mlp_batch(), mlp_batch(size=16))
     assert len(searches) == 2
 
 
@@ -150,7 +157,7 @@ def test_plan_itself_never_reads_or_writes(searches, plan_cache):
     assert len(searches) == 2 and not plan_cache.exists()
 
 
-def test_a_cached_plan_trains_on_and_loads_by_the_step(searches):
+def test_a_cached_plan_trains(searches):
     run()
     jitted = sw.jit(mlp_step, mesh={"d": 2, "t": 4}, donate_argnums=0, verbose=False)
     state, expected = mlp_state(), mlp_state()
@@ -158,4 +165,4 @@ def test_a_cached_plan_trains_on_and_loads_by_the_step(searches):
         state, _ = jitted(state, mlp_batch(seed))
         expected, _ = jax.jit(mlp_step)(expected, mlp_batch(seed))
     assert_close(state, expected)
-    assert len(searches) == 1 and jnp.isfinite(state["up"]).all()
+    assert len(searches) == 1

@@ -10,6 +10,7 @@ import optax
 import pytest
 from flax import nnx
 from flax.training import train_state
+from jax.sharding import PartitionSpec as P
 
 import shardwright as sw
 from tests.api.steps import assert_close, compilations
@@ -201,3 +202,20 @@ def test_nnx_state_that_was_split_by_the_user_is_an_ordinary_pytree():
     model.train()
     run(state, x)
     assert [leaf.name for leaf in run.plan.record.program.outputs] == ["out"]
+
+
+@pytest.mark.slow
+def test_nnx_born_sharded_proven_saved_and_evaluated(tmp_path):
+    (model, optimizer), (x, y) = create_nnx(), data()
+    pins = {"model['first']['kernel'].value": P(None, "d")}
+    plan = sw.plan(nnx_step, model, optimizer, x, y, mesh={"d": 8}, pins=pins, donate_argnums=(0, 1))
+    born, born_optimizer = plan.init(create_nnx)
+    kernel = born.first.kernel[...]
+    assert kernel.sharding.spec == P(None, "d") and {s.data.shape for s in kernel.addressable_shards} == {(WIDTH, 8)}
+    assert_close(kernel, model.first.kernel[...])
+    assert_close(plan.compile()(born, born_optimizer, x, y), nnx.jit(nnx_step)(*create_nnx(), x, y))
+    assert sw.prove(plan, nnx_step, model, optimizer, x, y, steps=1).ok
+    plan.save(tmp_path / "plan.json")
+    assert sw.load_plan(tmp_path / "plan.json", nnx_step, model, optimizer, x, y).record == plan.record
+    read = sw.plan(lambda model, x: model(x).sum(), model, x, like=plan)
+    assert jax.tree.leaves(read.inputs[0]["first"]["kernel"]) == [P(None, "d")]

@@ -238,3 +238,11 @@ def test_s13_a_pinned_table_leaves_its_moments_free():
     assert by_role["parameter"] + by_role["optimizer"] == table + 2 * table // 8
     told = run.compiled.compiled.memory_analysis().argument_size_in_bytes
     assert told == run.plan.estimate.memory.argument_bytes
+
+
+def test_abstract_arguments_are_refused():
+    run = sw.jit(lambda x: x * 2, verbose=False)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="x is abstract"):
+            run(jax.ShapeDtypeStruct((8,), jnp.float32))
+        run(jnp.ones(8))
