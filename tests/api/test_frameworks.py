@@ -130,9 +130,12 @@ class NnxNet(nnx.Module):
         return self.last(self.dropout(nnx.relu(self.norm(self.first(x)))))
 
 
+ADAM = optax.adam(1e-2)  # one for all: it is static, and two are two
+
+
 def create_nnx():
     model = NnxNet(nnx.Rngs(0))
-    return model, nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+    return model, nnx.Optimizer(model, ADAM, wrt=nnx.Param)
 
 
 def nnx_step(model, optimizer, x, y):
