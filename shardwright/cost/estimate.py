@@ -13,7 +13,7 @@ from shardwright.cluster import Cluster, Device, group_link, peak_flops_per_seco
 from shardwright.cost.collectives import collective_seconds, sent_bytes
 from shardwright.cost.memory import Memory, memory_of
 from shardwright.cost.storage import stored
-from shardwright.partition.device import COLLECTIVES, Compute, Control, DeviceBlock, DeviceProgram, Move, Slot
+from shardwright.partition.device import COLLECTIVES, Compute, Control, DeviceBlock, DeviceProgram, Move, Op, Slot
 from shardwright.program.ir import Aval, Literal, Program
 
 MATMULS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general"})
@@ -68,8 +68,14 @@ def estimate(program: Program, device: DeviceProgram, cluster: Cluster) -> Estim
     totals = _Totals(cluster, device.mesh)
     _block(totals, device.block, 1)
     communication = sum(c.seconds for c in totals.collectives)
-    return Estimate(totals.seconds + communication, totals.seconds, communication, totals.flops,
-                    memory_of(program, device), tuple(totals.collectives))
+    return Estimate(
+        totals.seconds + communication,
+        totals.seconds,
+        communication,
+        totals.flops,
+        memory_of(program, device),
+        tuple(totals.collectives),
+    )
 
 
 class _Totals:
@@ -101,9 +107,17 @@ def _collective(totals: _Totals, op: Move, times: int) -> Collective:
     aval = op.outputs[0].aval
     kind, result = _as_run(op, group)
     result = result * _wire_itemsize(totals.cluster.device, aval) // aval.itemsize
-    return Collective(kind, "+".join(op.axes), times * sent_bytes(kind, result, group), times,
-                      times * collective_seconds(kind, result, group, link), op.source.line, op.why,
-                      op.outputs[0].shape, str(aval.dtype))
+    return Collective(
+        kind,
+        "+".join(op.axes),
+        times * sent_bytes(kind, result, group),
+        times,
+        times * collective_seconds(kind, result, group, link),
+        op.source.line,
+        op.why,
+        op.outputs[0].shape,
+        str(aval.dtype),
+    )
 
 
 def _as_run(op: Move, group: int) -> tuple[str, int]:
@@ -124,16 +138,19 @@ def _wire_itemsize(device: Device, aval: Aval) -> int:
     return 2 if device.platform == "cpu" and name.startswith("float8") else aval.itemsize
 
 
-def _seconds(totals: _Totals, op: object, kept: set[Slot], times: int) -> float:
-    """Roofline of one operation: the larger of flops / peak and stored bytes / bandwidth, and the launch if it is a kernel."""
+def _seconds(totals: _Totals, op: Op, kept: set[Slot], times: int) -> float:
+    """Roofline of one operation: the larger of flops / peak and stored bytes / bandwidth, plus a kernel's launch."""
     device = totals.cluster.device
-    touched = sum(s.bytes for s in {*op.inputs, *op.outputs} if isinstance(s, Slot) and s in kept)  # type: ignore[attr-defined]
-    kernel = any(s in kept for s in op.outputs)  # type: ignore[attr-defined]
+    touched = sum(s.bytes for s in {*op.inputs, *op.outputs} if isinstance(s, Slot) and s in kept)
+    kernel = any(s in kept for s in op.outputs)
     compute = 0.0
     if isinstance(op, Compute):
         totals.flops += op.flops * times
         compute = op.flops / totals.rate(_widest(op), op.equation.name in MATMULS) if op.flops else 0.0
-    return max(compute, touched / (device.memory_bytes_per_second * device.memory_efficiency)) + kernel * device.launch_seconds
+    return (
+        max(compute, touched / (device.memory_bytes_per_second * device.memory_efficiency))
+        + kernel * device.launch_seconds
+    )
 
 
 def _rate(device: Device, dtype: str, heavy: bool) -> float:

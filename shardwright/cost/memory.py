@@ -1,8 +1,8 @@
 """Memory of one device over one step, from the lifetimes of a per-device program's values.
 
 Arguments lie in memory throughout; a donated argument's buffer takes the result that replaces it. A value is held from
-the operation that computes it to its last reader; what fusion never stores is not held. A loop holds its stacked results
-and carries while it runs, and its body's own peak on top.
+the operation that computes it to its last reader; what fusion never stores is not held. A loop holds its stacked
+results and carries while it runs, and its body's own peak on top.
 """
 
 from __future__ import annotations

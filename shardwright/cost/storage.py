@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardwright.partition.device import Compute, DeviceBlock, Move, Slot
+from shardwright.partition.device import Compute, DeviceBlock, Move, Op, Slot
 
 
 def stored(block: DeviceBlock) -> set[Slot]:
@@ -20,16 +20,20 @@ def stored(block: DeviceBlock) -> set[Slot]:
     for op in block.ops:
         for slot in op.outputs:
             uses = readers.get(slot, [])
-            if not _fusible(op) or len(uses) > 1 and slot.bytes > 4 * _input_bytes(op) or any(not _fusible(u) for u in uses):
+            if (
+                not _fusible(op)
+                or (len(uses) > 1 and slot.bytes > 4 * _input_bytes(op))
+                or any(not _fusible(u) for u in uses)
+            ):
                 kept.add(slot)
     return kept
 
 
-def _input_bytes(op: object) -> int:
-    return sum(x.bytes for x in op.inputs if isinstance(x, Slot))  # type: ignore[attr-defined]
+def _input_bytes(op: Op) -> int:
+    return sum(x.bytes for x in op.inputs if isinstance(x, Slot))
 
 
-def _fusible(op: object) -> bool:
+def _fusible(op: Op) -> bool:
     if isinstance(op, Compute):
         return op.row is not None and op.row.fused
     return isinstance(op, Move) and op.kind in ("slice", "relabel", "mask", "barrier")

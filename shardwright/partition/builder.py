@@ -12,12 +12,20 @@ from shardwright.plan.placement import Placement, local_shape, whole, without_pa
 from shardwright.program.ir import Atom, Equation, Literal, Source, Var
 from shardwright.rules.classes import Facts
 
+NOWHERE = Source()
+
 
 class Builder:
     """Operations of one block, and for each variable its slots: the first is where it was computed."""
 
-    def __init__(self, context: Context, cuts: Cuts, wanted: list[Placement | None], stay_pending: frozenset[int],
-                 fallbacks: list[Fallback]):
+    def __init__(
+        self,
+        context: Context,
+        cuts: Cuts,
+        wanted: list[Placement | None],
+        stay_pending: frozenset[int],
+        fallbacks: list[Fallback],
+    ):
         self.context = context
         self.cuts = cuts
         self.wanted = wanted
@@ -36,7 +44,7 @@ class Builder:
             return Slot(v.aval, placement, v.aval.shape)
         return Slot(v.aval, placement, device_shape(self.context, v, placement))
 
-    def define(self, v: Var, slot: Slot, source: Source = Source()) -> None:
+    def define(self, v: Var, slot: Slot, source: Source = NOWHERE) -> None:
         """`v` has just been computed in `slot`, by the equation from `source`."""
         self._slots[v] = {slot.placement: slot}
         self.made[v] = source
@@ -72,9 +80,12 @@ class Builder:
                 return None
             if f is not None:
                 cut[f] = axes
-        blocks = tuple(self.block_size(facts, f, axes) if axes else facts.factors.sizes[f] for f, axes in enumerate(cut))
+        blocks = tuple(
+            self.block_size(facts, f, axes) if axes else facts.factors.sizes[f] for f, axes in enumerate(cut)
+        )
         slot = self.slot(v, placement)
-        self.ops.append(Compute(eqn, facts.row, facts.factors, tuple(eqn.invars), (slot,), tuple(cut), blocks))
+        literals = tuple(a for a in eqn.invars if isinstance(a, Literal))
+        self.ops.append(Compute(eqn, facts.row, facts.factors, literals, (slot,), tuple(cut), blocks))
         self._slots[v][placement] = slot
         return slot
 
@@ -114,11 +125,13 @@ class Builder:
         return self._moved(v, slots, placement, source, why)
 
     def _is_fresh(self, slot: Slot, source: Source) -> bool:
-        """Whether a value can be used again: not where the plan gathers anew for the backward what the forward has gathered."""
+        """Whether a value can be used again: not in the backward if the plan gathers the forward's gathers anew."""
         return not (slot in self._gathered_before and _is_backward(source))
 
-    def _gathered_again(self, v: Var, slots: dict[Placement, Slot], placement: Placement, source: Source, why: str) -> Slot:
-        """Gathers `v` anew, behind the latest value: else the compiler would merge the two gathers and keep the result."""
+    def _gathered_again(
+        self, v: Var, slots: dict[Placement, Slot], placement: Placement, source: Source, why: str
+    ) -> Slot:
+        """Gathers `v` anew, behind the latest value: else the compiler would merge the two gathers."""
         at, start = next((p, s) for p, s in slots.items() if s not in self._gathered_before)
         held = Slot(start.aval, at, start.shape)
         trigger = (self._latest,) if self._latest is not None else ()
@@ -140,7 +153,10 @@ class Builder:
         if v in self.context.classes.of:
             padded = padded_shape(self.context, v)
         else:  # a constant has no class
-            padded = tuple(math.ceil(n / self.parts(axes)) * self.parts(axes) for n, axes in zip(v.aval.shape, placement.dims, strict=True))
+            padded = tuple(
+                math.ceil(n / self.parts(axes)) * self.parts(axes)
+                for n, axes in zip(v.aval.shape, placement.dims, strict=True)
+            )
         best = None
         for at, slot in slots.items():
             if not set(placement.partial) <= set(at.partial):
@@ -152,7 +168,9 @@ class Builder:
         (_, steps), slot = best
         for step in steps:
             target = Slot(v.aval, step.target, local_shape(v.aval.shape, padded, step.target, self.context.mesh))
-            self.ops.append(Move(step.kind, (slot,), (target,), step.axes, source, step.dim, step.other_dim, step.monoid, why))
+            self.ops.append(
+                Move(step.kind, (slot,), (target,), step.axes, source, step.dim, step.other_dim, step.monoid, why)
+            )
             slots[step.target] = slot = target
             if step.kind == "all_gather" and self.context.decision.regather and not _is_backward(source):
                 self._gathered_before.add(slot)

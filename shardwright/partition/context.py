@@ -33,7 +33,7 @@ class Context:
 
 
 def make_context(program: Program, classes: Classes, decision: Decision) -> Context:
-    """Fixes the padded size of every class: the least multiple of the product of the axes that cut it, here or in a pin."""
+    """Fixes every class' padded size: the least multiple of the product of the axes that cut it, here or in a pin."""
     check_pins(program, decision.mesh)
     axes: dict[int, set[str]] = {}
     for plan in decision.axes:
@@ -43,9 +43,9 @@ def make_context(program: Program, classes: Classes, decision: Decision) -> Cont
         for c, named in zip(classes.of[eqn.outvars[0]], pin_of(eqn), strict=True):
             axes.setdefault(c, set()).update(named or ())
     padded = []
-    for c in classes.all:
-        parts = math.prod(decision.mesh[a] for a in axes.get(c.id, ()))
-        padded.append(math.ceil(c.size / parts) * parts)
+    for each in classes.all:
+        parts = math.prod(decision.mesh[a] for a in axes.get(each.id, ()))
+        padded.append(math.ceil(each.size / parts) * parts)
     return Context(program, classes, decision, decision.mesh, tuple(padded))
 
 
@@ -54,7 +54,8 @@ def padded_shape(context: Context, var: Var) -> tuple[int, ...]:
     of = context.classes.of[var]
     return tuple(
         context.padded_sizes[c] * (size // context.classes.all[c].size) if context.classes.all[c].size else size
-        for size, c in zip(var.aval.shape, of, strict=True))
+        for size, c in zip(var.aval.shape, of, strict=True)
+    )
 
 
 def device_shape(context: Context, var: Var, placement: Placement) -> tuple[int, ...]:
@@ -93,7 +94,7 @@ def _first_dim(context: Context, var: Var, axis_plan: AxisPlan) -> int | None:
 
 
 def at_rest(context: Context, leaf: Leaf, var: Var) -> Placement:
-    """Where a leaf lies between steps: as natural, but only dims that divide, and whole where the decision keeps its role whole."""
+    """Where a leaf lies between steps: as `natural`, on dims that divide; whole where its role is kept whole."""
     pinned = context.decision.pins.get(leaf.name)
     dims: list[tuple[str, ...]] = [() if p is None else p for p in pinned] if pinned else [()] * var.aval.ndim
     used = {a for axes in dims for a in axes}
@@ -105,7 +106,12 @@ def at_rest(context: Context, leaf: Leaf, var: Var) -> Placement:
         for dim in _candidates(context, var, axis_plan.compute + stored):
             free = pinned is None or pinned[dim] is None
             parts = math.prod(context.mesh[a] for a in (*dims[dim], axis_plan.axis))
-            if free and var.aval.shape[dim] and padded_shape(context, var)[dim] == var.aval.shape[dim] and var.aval.shape[dim] % parts == 0:
+            if (
+                free
+                and var.aval.shape[dim]
+                and padded_shape(context, var)[dim] == var.aval.shape[dim]
+                and var.aval.shape[dim] % parts == 0
+            ):
                 dims[dim] = (*dims[dim], axis_plan.axis)
                 break
     for dim, c in enumerate(context.classes.of[var]):

@@ -1,9 +1,9 @@
 """Loops and branches: what goes in, what is carried, what comes out.
 
-What a loop reads (constants, scanned inputs) keeps its placement and is moved inside, turn by turn: weights are gathered in the
-body, forward and backward. A constant that every reader in the body wants in one placement is moved once, before the
-loop. A carry lies by its classes; an accumulator may stay a pending sum until the loop has ended. A stacked result
-lies as its classes say; where they say nothing it may leave pending.
+What a loop reads (constants, scanned inputs) keeps its placement and is moved inside, turn by turn: weights are
+gathered in the body, forward and backward. A constant that every reader in the body wants in one placement is moved
+once, before the loop. A carry lies by its classes; an accumulator may stay a pending sum until the loop has ended. A
+stacked result lies as its classes say; where they say nothing it may leave pending.
 """
 
 from __future__ import annotations
@@ -82,14 +82,15 @@ def _scan(b: Builder, eqn: Equation, lower_block: LowerBlock) -> None:
     stay = frozenset(range(carry, len(body.outvars)))
     lowered = lower_block(b.context, b.cuts, body, tuple(inner), [*carried, *stacked], stay, b.fallbacks)
     outputs = []
-    for i, (v, slot) in enumerate(zip(eqn.outvars, lowered.outputs, strict=True)):
-        place = slot.placement
+    for i, (v, result) in enumerate(zip(eqn.outvars, lowered.outputs, strict=True)):
+        assert isinstance(result, Slot), "a block's results are slots"
+        place = result.placement
         outputs.append(b.slot(v, place if i < carry else Placement(((), *place.dims), place.partial)))
     _append(b, eqn, inputs, outputs, (lowered,))
 
 
 def _start(b: Builder, a: Atom, place: Placement, eqn: Equation) -> Slot:
-    """A carry's first value. Where the carry is a pending sum, the value must count once: zero is as it is, else one device keeps it."""
+    """A carry's first value. In a pending sum it must count once: zero is as it is, else one device keeps it."""
     slot = b.primary(a)
     fresh = tuple(axis for axis, _ in place.partial if not slot.placement.pending(axis))
     settled = Placement(place.dims, tuple(p for p in place.partial if p[0] not in fresh))
@@ -110,12 +111,14 @@ def _while(b: Builder, eqn: Equation, lower_block: LowerBlock) -> None:
     body_inner: list[Slot] = []
     for i, a in enumerate(eqn.invars):
         if i < nc:
-            inputs.append(_hoisted(b, a, cond.invars[i], eqn))
-            cond_inner.append(_inner_slot(b, cond.invars[i], inputs[-1].placement))
+            held = _hoisted(b, a, cond.invars[i], eqn)
+            inputs.append(held)
+            cond_inner.append(_inner_slot(b, cond.invars[i], held.placement))
         elif i < nc + nb:
             v = body.invars[i - nc]
-            inputs.append(_hoisted(b, a, v, eqn))
-            body_inner.append(_inner_slot(b, v, inputs[-1].placement))
+            held = _hoisted(b, a, v, eqn)
+            inputs.append(held)
+            body_inner.append(_inner_slot(b, v, held.placement))
         else:
             v = body.invars[i - nc]
             place = natural(b.context, v)

@@ -1,8 +1,9 @@
 """First pass: by which factor each equation is cut on each axis.
 
-Preference is the decision's order of classes. Where several factors of an equation are of one class (queries and keys of
-self-attention) the one that the larger operands already lie cut by wins, then a free one before a contracted one. Where the
-class meets an equation that cannot be cut by it (a cumulative sum along it), another free dim is taken if its size
+Preference is the decision's order of classes. Where several factors of an equation are of one class (queries and keys
+of self-attention) the one that the larger operands already lie cut by wins, then a free one before a contracted one.
+Where the class meets an equation that cannot be cut by it (a cumulative sum along it), another free dim is taken if
+its size
 divides: an all-to-all moves less than a gather.
 
 The pass also notes which values *could* be pending sums on which axis; the second pass decides where they are resolved.
@@ -74,7 +75,7 @@ def _equation(context: Context, cuts: Cuts, eqn: Equation, lies: dict[Var, Place
             lies[v] = lies.get(a, whole(v.aval.ndim)) if isinstance(a, Var) else whole(v.aval.ndim)
             cuts.partial[v] = cuts.partial.get(a, frozenset()) if isinstance(a, Var) else frozenset()
         return
-    chosen = []
+    chosen: list[int | None] = []
     for axis_plan in context.decision.axes:
         factor, is_blocked = _choose(context, cuts, eqn, facts, axis_plan, lies)
         if is_blocked and factor is not None and not _divides(context, facts, factor, [*chosen, factor]):
@@ -106,8 +107,9 @@ def placed(dims: Dims, axes: tuple[tuple[str, ...], ...]) -> Placement:
     return Placement(tuple([() if f is None else axes[f] for f in dims]))
 
 
-def _choose(context: Context, cuts: Cuts, eqn: Equation, facts: Facts, plan: AxisPlan,
-            lies: dict[Var, Placement]) -> tuple[int | None, bool]:
+def _choose(
+    context: Context, cuts: Cuts, eqn: Equation, facts: Facts, plan: AxisPlan, lies: dict[Var, Placement]
+) -> tuple[int | None, bool]:
     """(factor or None, whether the wanted class could not be cut here)."""
     found = _listed(context, eqn, facts, plan, plan.compute, lies)
     if found is not None or not plan.store or facts.largest_bytes < SMALL_BYTES:
@@ -120,13 +122,18 @@ def _choose(context: Context, cuts: Cuts, eqn: Equation, facts: Facts, plan: Axi
     pending = [a for a in eqn.invars if isinstance(a, Var) and plan.axis in cuts.partial.get(a, ())]
     if not pending and any(_feeds_compute(context, cuts, v, plan) for v in eqn.outvars):
         return None, False  # cutting a whole value only to gather it again
-    if pending and passing_group(cuts, eqn, facts, plan.axis, None) is not None and _meets_another(context, eqn, pending):
+    if (
+        pending
+        and passing_group(cuts, eqn, facts, plan.axis, None) is not None
+        and _meets_another(context, eqn, pending)
+    ):
         return None, False  # two sums that meet further on are reduced once
     return found
 
 
-def _listed(context: Context, eqn: Equation, facts: Facts, plan: AxisPlan, classes: tuple[int, ...],
-            lies: dict[Var, Placement]) -> tuple[int | None, bool] | None:
+def _listed(
+    context: Context, eqn: Equation, facts: Facts, plan: AxisPlan, classes: tuple[int, ...], lies: dict[Var, Placement]
+) -> tuple[int | None, bool] | None:
     """The factor of the first of `classes` that the equation has; None if it has none of them."""
     for c in classes:
         if context.classes.all[c].size <= 1:
@@ -162,8 +169,10 @@ def _feeds_compute(context: Context, cuts: Cuts, v: Var, plan: AxisPlan) -> bool
     key = plan.axis, v
     if key not in cuts.feeds:
         cuts.feeds[key] = False
-        cuts.feeds[key] = any(eqn is not None and _reads_for_compute(context, cuts, eqn, i, plan)
-                              for eqn, i in context.classes.readers.get(v, ()))
+        cuts.feeds[key] = any(
+            eqn is not None and _reads_for_compute(context, cuts, eqn, i, plan)
+            for eqn, i in context.classes.readers.get(v, ())
+        )
     return cuts.feeds[key]
 
 
@@ -180,7 +189,11 @@ def _aligned(eqn: Equation, facts: Facts, factor: int, axis: str, lies: dict[Var
     """Bytes of the operands that `axis` already cuts by `factor`."""
     total = 0
     for a, dims in zip(eqn.invars, facts.factors.operands, strict=True):
-        if isinstance(a, Var) and a in lies and any(f == factor and axis in lies[a].dims[d] for d, f in enumerate(dims)):
+        if (
+            isinstance(a, Var)
+            and a in lies
+            and any(f == factor and axis in lies[a].dims[d] for d, f in enumerate(dims))
+        ):
             total += a.aval.bytes
     return total
 
@@ -190,8 +203,9 @@ def _alternative(context: Context, facts: Facts, plan: AxisPlan) -> int | None:
     best, best_size = None, 0
     for f, size in enumerate(facts.factors.sizes):
         c = facts.classes[f]
-        usable = c is not None and f not in facts.factors.blocked and f not in facts.factors.contracted
-        if not usable or context.decision.parts(c) != 1 or context.classes.all[c].size % plan.size:
+        if c is None or f in facts.factors.blocked or f in facts.factors.contracted:
+            continue
+        if context.decision.parts(c) != 1 or context.classes.all[c].size % plan.size:
             continue
         if size > best_size:
             best, best_size = f, size
@@ -216,7 +230,9 @@ def _pending(context: Context, cuts: Cuts, eqn: Equation, facts: Facts, chosen: 
     return frozenset(found)
 
 
-def passing_group(cuts: Cuts, eqn: Equation, facts: Facts, axis: str, pending: Mapping[Atom, bool] | None) -> frozenset[int] | None:
+def passing_group(
+    cuts: Cuts, eqn: Equation, facts: Facts, axis: str, pending: Mapping[Atom, bool] | None
+) -> frozenset[int] | None:
     """The operands through which a pending sum on `axis` can pass `eqn`: a linear group, all of it pending or zero.
 
     `pending` tells what is pending; None asks what could be.
@@ -271,11 +287,10 @@ def _scan(context: Context, cuts: Cuts, eqn: Equation, lies: dict[Var, Placement
     _block(context, cuts, body, inner)
     accumulators = []
     for i in range(carry):
-        v = body.outvars[i]
-        axes = frozenset()
-        if i in candidates and isinstance(v, Var):
-            other = candidates[i]
-            axes = cuts.partial.get(other, frozenset()) & cuts.partial.get(v, frozenset())
+        end = body.outvars[i]
+        axes: frozenset[str] = frozenset()
+        if i in candidates and isinstance(end, Var):
+            axes = cuts.partial.get(candidates[i], frozenset()) & cuts.partial.get(end, frozenset())
         cuts.partial[body.invars[consts + i]] = axes
         accumulators.append(axes)
     cuts.accumulators[eqn] = tuple(accumulators)
@@ -304,8 +319,16 @@ def _accumulator_equations(eqn: Equation) -> dict[int, Var]:
     found = {}
     for i in range(carry):
         start, end = body.invars[consts + i], body.outvars[i]
-        adder = made.get(end) if isinstance(end, Var) else None
-        if adder is None or adder.name not in ("add", "add_any") or start not in adder.invars or uses.get(start) != 1 or uses[end] != 1:
+        if not isinstance(end, Var):
+            continue
+        adder = made.get(end)
+        if (
+            adder is None
+            or adder.name not in ("add", "add_any")
+            or start not in adder.invars
+            or uses.get(start) != 1
+            or uses[end] != 1
+        ):
             continue
         other = adder.invars[1 - adder.invars.index(start)]
         if isinstance(other, Var) and other.aval.shape == start.aval.shape and math.prod(start.aval.shape) > 0:

@@ -33,7 +33,7 @@ class Slot:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Mask:
-    """Before the call, operand `position`'s padding along `dim` becomes `value`'s identity; `factor` tells the block."""
+    """Before the call, the padding of operand `position` along `dim`, cut by `factor`, becomes the monoid's identity."""
 
     position: int
     dim: int
@@ -43,7 +43,10 @@ class Mask:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Compute:
-    """One equation on local blocks. `cut[f]`: axes that cut factor f; `blocks[f]`: size of one block of it; `flops`: of one device."""
+    """One equation on local blocks.
+
+    `cut[f]`: axes that cut factor f; `blocks[f]`: size of one block of it; `flops`: of one device.
+    """
 
     equation: Equation
     row: Row | None
@@ -57,6 +60,7 @@ class Compute:
 
     @property
     def source(self) -> Source:
+        """Where in the user's code it comes from."""
         return self.equation.source
 
 
@@ -64,9 +68,9 @@ class Compute:
 class Move:
     """A change of placement.
 
-    kind: all_reduce, all_gather, reduce_scatter, all_to_all, permute (collectives), slice (keep a block of a whole dim),
-    mask (a whole value becomes a pending sum: kept on the first device of `axes`, zero elsewhere), relabel (zero becomes a
-    pending sum as it is), barrier (the first input again, but not before the second one).
+    kind: all_reduce, all_gather, reduce_scatter, all_to_all, permute (collectives), slice (keep a block of a whole
+    dim), mask (a whole value becomes a pending sum: kept on the first device of `axes`, zero elsewhere), relabel (zero
+    becomes a pending sum as it is), barrier (the first input again, but not before the second one).
     `dim` is gathered, scattered or sliced; all_to_all scatters `dim` and gathers `other_dim`.
     """
 
@@ -88,7 +92,7 @@ class Constant:
     value: Any
     outputs: tuple[Slot, ...]
     inputs: tuple[Slot, ...] = ()
-    source: Source = Source()
+    source: Source = dataclasses.field(default_factory=Source)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -102,6 +106,7 @@ class Control:
 
     @property
     def source(self) -> Source:
+        """Where in the user's code it comes from."""
         return self.equation.source
 
 

@@ -59,7 +59,9 @@ def block_index(axes: Sequence[str], mesh: Mapping[str, int]) -> Any:
 
 def _compute(op: Compute, inputs: list[Any], mesh: Mapping[str, int]) -> list[Any]:
     parts = tuple(math.prod(mesh[a] for a in axes) for axes in op.cut)
-    local = Local(op.factors, parts, op.blocks, tuple(s.shape for s in op.outputs), lambda f: block_index(op.cut[f], mesh))
+    local = Local(
+        op.factors, parts, op.blocks, tuple(s.shape for s in op.outputs), lambda f: block_index(op.cut[f], mesh)
+    )
     for mask in op.masks:
         inputs[mask.position] = _masked(op, mask, inputs[mask.position], local)
     results = op.row.local(op.equation, inputs, local) if op.row else bind(op.equation, inputs, local)
@@ -84,7 +86,9 @@ def _move(op: Move, inputs: list[Any], mesh: Mapping[str, int]) -> list[Any]:
     if op.kind == "barrier":
         return [lax.optimization_barrier(tuple(inputs))[0]]
     result = MOVES[op.kind](op, inputs[0], mesh)
-    assert tuple(result.shape) == op.outputs[0].shape, f"{op.kind}: {result.shape} computed, {op.outputs[0].shape} planned"
+    assert tuple(result.shape) == op.outputs[0].shape, (
+        f"{op.kind}: {result.shape} computed, {op.outputs[0].shape} planned"
+    )
     return [result]
 
 
@@ -164,8 +168,14 @@ def _mask(op: Move, x: Any, mesh: Mapping[str, int]) -> Any:
 
 
 MOVES: dict[str, Callable[[Move, Any, Mapping[str, int]], Any]] = {
-    "all_reduce": _all_reduce, "all_gather": _all_gather, "reduce_scatter": _reduce_scatter, "all_to_all": _all_to_all,
-    "slice": _slice, "permute": _permute, "mask": _mask, "relabel": lambda op, x, mesh: x,
+    "all_reduce": _all_reduce,
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "all_to_all": _all_to_all,
+    "slice": _slice,
+    "permute": _permute,
+    "mask": _mask,
+    "relabel": lambda op, x, mesh: x,
 }
 
 
@@ -182,23 +192,35 @@ def _scan(op: Control, inputs: list[Any], mesh: Mapping[str, int]) -> list[Any]:
         out = run_block(op.bodies[0], [*consts, *carry, *xs], mesh)
         return _typed(out[:nk], carry), out[nk:]
 
-    carry, ys = lax.scan(turn, inputs[nc : nc + nk], inputs[nc + nk :], length=params["length"], reverse=params["reverse"],
-                         unroll=params["unroll"])
+    carry, ys = lax.scan(
+        turn,
+        inputs[nc : nc + nk],
+        inputs[nc + nk :],
+        length=params["length"],
+        reverse=params["reverse"],
+        unroll=params["unroll"],
+    )
     return [*carry, *ys]
 
 
 def _typed(values: list[Any], like: list[Any]) -> list[Any]:
     """Carries as arrays of their own dtype (a body may return a literal)."""
-    return [jnp.asarray(v, x.dtype) if not _compat.is_extended(x.dtype) else v for v, x in zip(values, like, strict=True)]
+    return [
+        jnp.asarray(v, x.dtype) if not _compat.is_extended(x.dtype) else v for v, x in zip(values, like, strict=True)
+    ]
 
 
 def _while(op: Control, inputs: list[Any], mesh: Mapping[str, int]) -> list[Any]:
     params = op.equation.params
     nc, nb = params["cond_nconsts"], params["body_nconsts"]
     cond, body, start = inputs[:nc], inputs[nc : nc + nb], inputs[nc + nb :]
-    return list(lax.while_loop(
-        lambda carry: run_block(op.bodies[0], [*cond, *carry], mesh)[0],
-        lambda carry: _typed(run_block(op.bodies[1], [*body, *carry], mesh), carry), list(start)))
+    return list(
+        lax.while_loop(
+            lambda carry: run_block(op.bodies[0], [*cond, *carry], mesh)[0],
+            lambda carry: _typed(run_block(op.bodies[1], [*body, *carry], mesh), carry),
+            list(start),
+        )
+    )
 
 
 def _cond(op: Control, inputs: list[Any], mesh: Mapping[str, int]) -> list[Any]:
@@ -210,4 +232,8 @@ def _cond(op: Control, inputs: list[Any], mesh: Mapping[str, int]) -> list[Any]:
 
 
 _RUN: dict[type, Callable[[Any, list[Any], Mapping[str, int]], list[Any]]] = {
-    Compute: _compute, Move: _move, Constant: _constant, Control: _control}
+    Compute: _compute,
+    Move: _move,
+    Constant: _constant,
+    Control: _control,
+}

@@ -1,8 +1,8 @@
 """Second pass: the per-device program, with every move in plain sight.
 
-Each equation asks for its operands where its cut wants them; a value that lies elsewhere is moved by the cheapest route, once
-for each placement that anybody asks for. A pending sum passes through linear equations until resolving it would cost more
-than it costs here: `pending.py` compares.
+Each equation asks for its operands where its cut wants them; a value that lies elsewhere is moved by the cheapest
+route, once for each placement that anybody asks for. A pending sum passes through linear equations until resolving it
+would cost more than it costs here: `pending.py` compares.
 """
 
 from __future__ import annotations
@@ -39,8 +39,14 @@ def partition(program: Program, classes: Classes, decision: Decision) -> DeviceP
     return DeviceProgram(lowered, dict(decision.mesh), tuple(fallbacks))
 
 
-def _between(context: Context, cuts: Cuts, block: Block, rest: list[Placement], wanted: list[Placement],
-             fallbacks: list[Fallback]) -> DeviceBlock:
+def _between(
+    context: Context,
+    cuts: Cuts,
+    block: Block,
+    rest: list[Placement],
+    wanted: list[Placement],
+    fallbacks: list[Fallback],
+) -> DeviceBlock:
     """The whole step, from where leaves lie before it to where they are wanted after it."""
     inputs = tuple(boundary.rest_slot(context, v, p) for v, p in zip(block.invars, rest, strict=True))
     first: list[Move] = []
@@ -61,8 +67,15 @@ def _between(context: Context, cuts: Cuts, block: Block, rest: list[Placement], 
     return DeviceBlock(inputs, (*first, *lowered.ops, *last), tuple(outputs))
 
 
-def lower_block(context: Context, cuts: Cuts, block: Block, inputs: tuple[Slot, ...], wanted: list[Placement | None],
-                stay_pending: frozenset[int], fallbacks: list[Fallback]) -> DeviceBlock:
+def lower_block(
+    context: Context,
+    cuts: Cuts,
+    block: Block,
+    inputs: tuple[Slot, ...],
+    wanted: list[Placement | None],
+    stay_pending: frozenset[int],
+    fallbacks: list[Fallback],
+) -> DeviceBlock:
     """Lowers one block.
 
     Args:
@@ -82,7 +95,9 @@ def lower_block(context: Context, cuts: Cuts, block: Block, inputs: tuple[Slot, 
             control.lower(b, eqn, lower_block)
         else:
             _equation(b, eqn)
-    outputs = tuple(_result(b, a, p, i in stay_pending) for i, (a, p) in enumerate(zip(block.outvars, wanted, strict=True)))
+    outputs = tuple(
+        _result(b, a, p, i in stay_pending) for i, (a, p) in enumerate(zip(block.outvars, wanted, strict=True))
+    )
     return DeviceBlock(inputs, tuple(b.ops), outputs)
 
 
@@ -107,15 +122,18 @@ def _equation(b: Builder, eqn: Equation) -> None:
         _constrain(b, eqn)
         return
     if eqn.name == "rng_uniform" and math.prod(b.context.mesh.values()) > 1:
-        raise ValueError(f"{eqn.source.line}: jax.lax.rng_uniform draws from a state of the device, so no two devices agree; use jax.random "
-                         "with a key")
+        raise ValueError(
+            f"{eqn.source.line}: jax.lax.rng_uniform draws from a state of the device, so no two devices agree; use "
+            "jax.random with a key"
+        )
     if _is_source(eqn):
         b.define_source(eqn.outvars[0], eqn)
         return
     factors = facts.factors
     cut = b.cuts.axes[eqn]
     group, pending_axes = passes(b, eqn)
-    inputs, masks = [], []
+    inputs: list[Slot | Literal] = []
+    masks: list[Mask] = []
     for i, (a, dims) in enumerate(zip(eqn.invars, factors.operands, strict=True)):
         if not isinstance(a, Var) and a.aval.ndim == 0:
             inputs.append(a)
@@ -130,7 +148,12 @@ def _equation(b: Builder, eqn: Equation) -> None:
     share = math.prod(n / size for n, size, axes in zip(blocks, factors.sizes, cut, strict=True) if axes)
     for f, monoid in factors.contracted.items():
         if cut[f] and f not in factors.masked and blocks[f] * b.parts(cut[f]) != factors.sizes[f]:
-            masks += [Mask(i, dim, f, monoid) for i, dims in enumerate(factors.operands) for dim, g in enumerate(dims) if g == f]
+            masks += [
+                Mask(i, dim, f, monoid)
+                for i, dims in enumerate(factors.operands)
+                for dim, g in enumerate(dims)
+                if g == f
+            ]
     pending = [(axis, "sum") for axis in pending_axes]
     pending += [(axis, factors.contracted[f]) for f in factors.contracted for axis in cut[f]]
     outputs = []
@@ -139,8 +162,9 @@ def _equation(b: Builder, eqn: Equation) -> None:
         if pending:
             place = Placement(place.dims, tuple(sorted(pending)))
         outputs.append(b.slot(v, place))
-    b.ops.append(Compute(eqn, facts.row, factors, tuple(inputs), tuple(outputs), cut, blocks, facts.flops * share,
-                         tuple(masks)))
+    b.ops.append(
+        Compute(eqn, facts.row, factors, tuple(inputs), tuple(outputs), cut, blocks, facts.flops * share, tuple(masks))
+    )
     for v, slot in zip(eqn.outvars, outputs, strict=True):
         b.define(v, slot, eqn.source)
     _note_fallback(b, eqn)
@@ -148,7 +172,11 @@ def _equation(b: Builder, eqn: Equation) -> None:
 
 def _is_source(eqn: Equation) -> bool:
     """Whether an equation computes one value from constants alone, by a row that any placement suits."""
-    return eqn.name in ("broadcast_in_dim", "iota") and len(eqn.outvars) == 1 and not any(isinstance(a, Var) for a in eqn.invars)
+    return (
+        eqn.name in ("broadcast_in_dim", "iota")
+        and len(eqn.outvars) == 1
+        and not any(isinstance(a, Var) for a in eqn.invars)
+    )
 
 
 def _note_fallback(b: Builder, eqn: Equation) -> None:

@@ -2,8 +2,8 @@
 
 XLA's CPU back end drops barriers before it merges common subexpressions, so in unrolled code it computes once what
 `jax.checkpoint` asks to compute again, and gathers once what the plan gathers twice. For such a back end the program is
-merged here, so that what is priced is what runs. Reductions stay apart: each has a computation of its own (`to_apply`),
-and XLA does not take two of them for equal. A loop's body is a program of its own and keeps its recomputation.
+merged here, so that what is priced is what runs. Reductions stay apart: when the barriers go, each has been combined
+with others into one of many operands. A loop's body is a program of its own and keeps its recomputation.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _merge(block: DeviceBlock) -> DeviceBlock:
         if _is_barrier(op):
             same.update((out, x) for out, x in zip(op.outputs, inputs, strict=False) if isinstance(x, Slot))
             continue
-        op = dataclasses.replace(op, inputs=inputs)
+        op = dataclasses.replace(op, inputs=inputs)  # type: ignore[arg-type]  # of the same kinds as before
         if isinstance(op, Control):
             op = dataclasses.replace(op, bodies=tuple(_merge(b) for b in op.bodies))
         key = _key(op)
@@ -41,7 +41,9 @@ def _merge(block: DeviceBlock) -> DeviceBlock:
             ops.append(op)
         else:
             same.update(zip(op.outputs, earlier.outputs, strict=True))
-    return DeviceBlock(block.inputs, tuple(ops), tuple(same.get(x, x) if isinstance(x, Slot) else x for x in block.outputs))
+    return DeviceBlock(
+        block.inputs, tuple(ops), tuple(same.get(x, x) if isinstance(x, Slot) else x for x in block.outputs)
+    )
 
 
 def _is_barrier(op: Op) -> bool:

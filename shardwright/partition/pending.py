@@ -4,9 +4,9 @@ At an equation through which the sum may pass, resolving here costs
 
     Σ over the pending operands of  bytes(operand) · (1 if every reader wants it cut on this axis, else 2)
 
-(a reduce-scatter sends half of what an all-reduce sends), and passing costs the cheapest point further down the chain. A chain
-goes on while there is one reader and that reader is linear; a sum of two pending values is one value, so three
-projections' cotangents are reduced once. Equal costs pass.
+(a reduce-scatter sends half of what an all-reduce sends), and passing costs the cheapest point further down the
+chain. A chain goes on while there is one reader and that reader is linear; a sum of two pending values is one value,
+so three projections' cotangents are reduced once. Equal costs pass.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def passes(b: Builder, eqn: Equation) -> tuple[frozenset[int], tuple[str, ...]]:
 
 
 def _only_pending(b: Builder, a: Atom, axis: str) -> bool:
-    """Whether `a` can only be had as a pending sum on `axis`; once somebody has resolved it, the resolved value is free."""
+    """Whether `a` can only be had as a pending sum on `axis`; once resolved for one reader it is free for all."""
     slots = b.available(a) if isinstance(a, Var) else {}
     return bool(slots) and all(p.pending(axis) == "sum" for p in slots)
 

@@ -1,8 +1,8 @@
 """The cheapest way from one placement to another.
 
-A route is a sequence of moves; each changes one axis. Dijkstra's search over placements, where a move costs the bytes that one device
-sends (bandwidth-optimal ring) plus a little for each collective, finds routes of small pieces: slices first, all-to-all
-where an axis changes its dim, gathers last.
+A route is a sequence of moves; each changes one axis. Dijkstra's search over placements, where a move costs the bytes
+that one device sends (bandwidth-optimal ring) plus a little for each collective, finds routes of small pieces: slices
+first, all-to-all where an axis changes its dim, gathers last.
 """
 
 from __future__ import annotations
@@ -33,8 +33,14 @@ class Step:
 
 
 @functools.lru_cache(maxsize=65536)
-def route(shape: tuple[int, ...], padded: tuple[int, ...], itemsize: int, source: Placement, target: Placement,
-          mesh: tuple[tuple[str, int], ...]) -> tuple[float, tuple[Step, ...]]:
+def route(
+    shape: tuple[int, ...],
+    padded: tuple[int, ...],
+    itemsize: int,
+    source: Placement,
+    target: Placement,
+    mesh: tuple[tuple[str, int], ...],
+) -> tuple[float, tuple[Step, ...]]:
     """Cheapest moves from `source` to `target`.
 
     Args:
@@ -75,11 +81,15 @@ def _pairs(source: Placement, steps: tuple[Step, ...]) -> Iterator[tuple[Step, P
         at = step.target
 
 
-def _bytes(placement: Placement, shape: tuple[int, ...], padded: tuple[int, ...], itemsize: int, mesh: dict[str, int]) -> float:
+def _bytes(
+    placement: Placement, shape: tuple[int, ...], padded: tuple[int, ...], itemsize: int, mesh: dict[str, int]
+) -> float:
     return math.prod(local_shape(shape, padded, placement, mesh)) * itemsize
 
 
-def _sent(step: Step, at: Placement, shape: tuple[int, ...], padded: tuple[int, ...], itemsize: int, mesh: dict[str, int]) -> float:
+def _sent(
+    step: Step, at: Placement, shape: tuple[int, ...], padded: tuple[int, ...], itemsize: int, mesh: dict[str, int]
+) -> float:
     """Bytes that one device sends: with r the bytes of the larger side, 2r(n-1)/n for an all-reduce, r(n-1)/n else."""
     n = math.prod(mesh[a] for a in step.axes)
     if step.kind == "slice" or n == 1:
@@ -91,7 +101,9 @@ def _sent(step: Step, at: Placement, shape: tuple[int, ...], padded: tuple[int, 
     return (2.0 if step.kind == "all_reduce" else 1.0) * larger * (n - 1) / n
 
 
-def _moves(at: Placement, target: Placement, shape: tuple[int, ...], padded: tuple[int, ...], mesh: dict[str, int]) -> Iterator[Step]:
+def _moves(
+    at: Placement, target: Placement, shape: tuple[int, ...], padded: tuple[int, ...], mesh: dict[str, int]
+) -> Iterator[Step]:
     yield from _reductions(at, target, padded, mesh)
     yield from _slices(at, target, shape, padded, mesh)
     for dim, axes in enumerate(at.dims):
@@ -107,7 +119,9 @@ def _moves(at: Placement, target: Placement, shape: tuple[int, ...], padded: tup
             if other != dim and _divides(at, other, last, padded, mesh):
                 moved = with_dim(with_dim(at, dim, axes[:-1]), other, (*at.dims[other], *last))
                 yield Step("all_to_all", last, moved, other, dim)
-        for order in itertools.permutations(axes):  # an axis leaves a dim from its minor end, so it may have to go there
+        for order in itertools.permutations(
+            axes
+        ):  # an axis leaves a dim from its minor end, so it may have to go there
             if order != axes:
                 yield Step("permute", tuple(a for a in mesh if a in axes), with_dim(at, dim, order), dim)
 
@@ -131,7 +145,9 @@ def _reductions(at: Placement, target: Placement, padded: tuple[int, ...], mesh:
             yield Step("all_reduce", (axis,), without_partial(at, (axis,)), monoid=monoid)
 
 
-def _slices(at: Placement, target: Placement, shape: tuple[int, ...], padded: tuple[int, ...], mesh: dict[str, int]) -> Iterator[Step]:
+def _slices(
+    at: Placement, target: Placement, shape: tuple[int, ...], padded: tuple[int, ...], mesh: dict[str, int]
+) -> Iterator[Step]:
     for dim, wanted in enumerate(target.dims):
         have = at.dims[dim]
         if len(wanted) > len(have) and wanted[: len(have)] == have:

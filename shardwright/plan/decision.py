@@ -1,9 +1,9 @@
 """What the search decides: for each mesh axis the classes of dims that it cuts, in order of preference.
 
-Every placement follows from this. An equation is cut on an axis by the first class of `compute` among its factors; if it
-has none, by the first of `store`. So with `compute=(batch,)` and `store=(width,)` forward and backward run data parallel,
-and the update, which has no batch, runs on shards of the weights: a gradient's pending sum meets a sharded consumer and
-becomes a reduce-scatter.
+Every placement follows from this. An equation is cut on an axis by the first class of `compute` among its factors; if
+it has none, by the first of `store`. So with `compute=(batch,)` and `store=(width,)` forward and backward run data
+parallel, and the update, which has no batch, runs on shards of the weights: a gradient's pending sum meets a sharded
+consumer and becomes a reduce-scatter.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Decision:
       pins: leaf name → axes of each dim; None leaves a dim free.
       partial_carries: whether a loop's accumulators hold each device's own sum until the loop has ended (one reduction,
         a whole buffer) or are reduced in every turn (a sharded buffer).
-      regather: whether what was gathered for the forward is gathered again for the backward, rather than kept in between.
-        Inside loops this is so anyway.
+      regather: whether what was gathered for the forward is gathered again for the backward, rather than kept in
+        between. Inside loops this is so anyway.
     """
 
     axes: tuple[AxisPlan, ...]

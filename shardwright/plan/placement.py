@@ -56,7 +56,9 @@ def with_partial(placement: Placement, axis: str, monoid: str) -> Placement:
     return Placement(placement.dims, tuple(sorted((*placement.partial, (axis, monoid)))))
 
 
-def local_shape(shape: Sequence[int], padded: Sequence[int], placement: Placement, mesh: Mapping[str, int]) -> tuple[int, ...]:
+def local_shape(
+    shape: Sequence[int], padded: Sequence[int], placement: Placement, mesh: Mapping[str, int]
+) -> tuple[int, ...]:
     """Shape of one device's part.
 
     Args:
@@ -66,13 +68,16 @@ def local_shape(shape: Sequence[int], padded: Sequence[int], placement: Placemen
       mesh: axis → size.
     """
     return tuple(
-        padded[i] // math.prod(mesh[a] for a in axes) if axes else shape[i] for i, axes in enumerate(placement.dims))
+        padded[i] // math.prod(mesh[a] for a in axes) if axes else shape[i] for i, axes in enumerate(placement.dims)
+    )
 
 
 def notation(names: Sequence[str], placement: Placement) -> str:
     """`A[I_x, J]`-style text of the dims: each dim's name with its axes as subscript, pending sums behind."""
-    dims = ", ".join(n + (f"_{''.join(a) if all(len(x) == 1 for x in a) else '.'.join(a)}" if a else "")
-                     for n, a in zip(names, placement.dims, strict=True))
+    dims = ", ".join(
+        n + (f"_{''.join(a) if all(len(x) == 1 for x in a) else '.'.join(a)}" if a else "")
+        for n, a in zip(names, placement.dims, strict=True)
+    )
     pending = "".join(f" {{{'U' if m == 'sum' else m}_{a}}}" for a, m in placement.partial)
     return f"[{dims}]{pending}"
 

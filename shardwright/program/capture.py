@@ -49,7 +49,8 @@ def capture(step: Callable, args: tuple, kwargs: dict, *, names: Sequence[str], 
         line = _compat.user_line(error.__traceback__, but=_PACKAGE)
         raise StepError(
             f"the step cannot be traced by jax{f', at {line}' if line else ''}: {type(error).__name__}: {error}\n"
-            "A step must be a pure function of arrays; mark arguments that are not arrays with static_argnums.") from error
+            "A step must be a pure function of arrays; mark arguments that are not arrays with static_argnums."
+        ) from error
     block = flatten(traced)
     if len(block.invars) != len(leaves):
         raise ValueError(f"the arguments hold {len(leaves)} leaves, of which jax traced {len(block.invars)}")
@@ -57,11 +58,13 @@ def capture(step: Callable, args: tuple, kwargs: dict, *, names: Sequence[str], 
     out_paths, out_tree = jax.tree_util.tree_flatten_with_path(out_shape)
     carried = _carried((args, kwargs), out_shape, names, donated)
     roles = find_roles(block, paths, carried)
-    inputs = tuple(Leaf(p, v.aval, r, argument_of(p) in donated)
-                   for p, v, r in zip(paths, block.invars, roles, strict=True))
+    inputs = tuple(
+        Leaf(p, v.aval, r, argument_of(p) in donated) for p, v, r in zip(paths, block.invars, roles, strict=True)
+    )
     outputs = tuple(
         Leaf("out" + jax.tree_util.keystr(path), a.aval, Role.RESULT if i is None else roles[i])
-        for (path, _), a, i in zip(out_paths, block.outvars, carried, strict=True))
+        for (path, _), a, i in zip(out_paths, block.outvars, carried, strict=True)
+    )
     return Program(block, inputs, outputs, carried, in_tree, out_tree, fingerprint(block, inputs, outputs))
 
 
@@ -75,7 +78,9 @@ def _subtrees(tree: Any, depth: int = 2) -> Iterator[Any]:
                 yield from _subtrees(child, depth - 1)
 
 
-def _carried(arguments: tuple[tuple, dict], out: Any, names: Sequence[str], donated: Sequence[str]) -> tuple[int | None, ...]:
+def _carried(
+    arguments: tuple[tuple, dict], out: Any, names: Sequence[str], donated: Sequence[str]
+) -> tuple[int | None, ...]:
     """For each result leaf the argument leaf that it replaces: an argument whose whole tree comes back is state.
 
     A bare array counts only if it is donated or comes back at its own place, lest a prediction pass for its input.
@@ -131,4 +136,5 @@ def _line(eqn: Equation, numbers: dict[Var, int]) -> str:
     if isinstance(eqn.params.get("sharding"), NamedSharding):
         simple["sharding"] = eqn.params["sharding"].spec, tuple(eqn.params["sharding"].mesh.shape.items())
     params = _ADDRESS.sub("", repr(sorted(simple.items(), key=lambda kv: kv[0])))
-    return f"{[show(a) for a in eqn.outvars]} = {eqn.name}{params if not eqn.blocks else ''} {[show(a) for a in eqn.invars]}\n"
+    results, operands = [show(a) for a in eqn.outvars], [show(a) for a in eqn.invars]
+    return f"{results} = {eqn.name}{params if not eqn.blocks else ''} {operands}\n"

@@ -1,8 +1,8 @@
-"""jaxpr → `Block`: calls are inlined, control flow keeps its bodies, dead code goes.
+"""jaxpr → `Block`: calls are inlined, control flow keeps its bodies, dead code and repeated code go.
 
 `jit`, `custom_jvp_call`, `custom_vjp_call` and the like only group equations, so their bodies take their place. A
-`remat` region that autodiff has made keeps its meaning through an `optimization_barrier` on its inputs, which is what jax
-lowers it to: without it the compiler would merge the recomputed forward with the first one.
+`remat` region that autodiff has made keeps its meaning through an `optimization_barrier` on its inputs, which is what
+jax lowers it to: without it the compiler would merge the recomputed forward with the first one.
 """
 
 from __future__ import annotations
@@ -14,19 +14,28 @@ import jax
 import numpy as np
 
 from shardwright import _compat
+from shardwright.program.equal import merge_equal
 from shardwright.program.ir import Atom, Aval, Block, Equation, Literal, Source, Var
 
 _CALLS = {
-    "jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr",
-    "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr", "remat2": "jaxpr", "checkpoint": "jaxpr",
-    "remat": "jaxpr", "custom_vmap_call": "call", "custom_vjp_call_jaxpr": "fun_jaxpr",
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "remat2": "jaxpr",
+    "checkpoint": "jaxpr",
+    "remat": "jaxpr",
+    "custom_vmap_call": "call",
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
 }
 _BLOCKS = {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",)}
 
 
 def flatten(closed_jaxpr: Any) -> Block:
-    """The block that computes what `closed_jaxpr` computes, without calls and without dead code."""
-    return eliminate_dead_code(_block(closed_jaxpr, _compat.empty_name_stack()))
+    """The block that computes what `closed_jaxpr` computes, without calls, dead code and repetitions."""
+    return merge_equal(eliminate_dead_code(_block(closed_jaxpr, _compat.empty_name_stack())))
 
 
 def _aval(aval: Any) -> Aval:
@@ -62,12 +71,13 @@ def _inline(jaxpr: Any, env: dict[Any, Atom], stack: Any, out: list[Equation]) -
             results = _call(eqn, inputs, scope, source, out)
         elif eqn.primitive.name == "custom_linear_solve":
             results = _solve(eqn, inputs, scope, out)
-        elif eqn.primitive.name == "device_put" and all(d is None for d in eqn.params["devices"]):
+        elif _is_identity(eqn):
             results = inputs
         else:
-            results = tuple(Var(_aval(v.aval)) for v in eqn.outvars)
+            made = tuple(Var(_aval(v.aval)) for v in eqn.outvars)
             blocks = tuple(_block(b, _compat.empty_name_stack()) for b in _bodies(eqn))
-            out.append(Equation(eqn.primitive, inputs, results, dict(eqn.params), source, blocks))
+            out.append(Equation(eqn.primitive, inputs, made, dict(eqn.params), source, blocks))
+            results = made
         env.update(zip(eqn.outvars, results, strict=True))
     return tuple(read(v) for v in jaxpr.outvars)
 
@@ -83,13 +93,25 @@ def _call(eqn: Any, inputs: tuple[Atom, ...], scope: Any, source: Source, out: l
     return _inline(closed.jaxpr, env, scope, out)
 
 
+def _is_identity(eqn: Any) -> bool:
+    """Whether an equation gives its operands back: a reversal of dims of size 1, a move to no device in particular."""
+    if eqn.primitive.name == "rev":
+        return all(eqn.invars[0].aval.shape[d] == 1 for d in eqn.params["dimensions"])
+    return eqn.primitive.name == "device_put" and all(d is None for d in eqn.params["devices"])
+
+
 def _solve(eqn: Any, inputs: tuple[Atom, ...], scope: Any, out: list[Equation]) -> tuple[Atom, ...]:
-    """A linear solve after differentiation is a call of its own solver: constants of matvec, vecmat and solve come first, then b."""
+    """A linear solve after differentiation is a call of its own solver.
+
+    Operands: the constants of matvec, vecmat, solve and transposed solve, then b.
+    """
     lengths, solver = eqn.params["const_lengths"], eqn.params["jaxprs"].solve
     start = lengths.matvec + lengths.vecmat
     consts, b = inputs[start : start + lengths.solve], inputs[sum(lengths) :]
     env: dict[Any, Atom] = dict(zip(solver.jaxpr.invars, (*consts, *b), strict=True))
-    env.update((v, Literal(value, _aval(v.aval))) for v, value in zip(solver.jaxpr.constvars, solver.consts, strict=True))
+    env.update(
+        (v, Literal(value, _aval(v.aval))) for v, value in zip(solver.jaxpr.constvars, solver.consts, strict=True)
+    )
     return _inline(solver.jaxpr, env, scope, out)
 
 
@@ -146,13 +168,18 @@ def _trim_scan(eqn: Equation, live: set[Var]) -> Equation:
         if grown == keep_carry:
             break
         keep_carry = grown
-    keep_in = [v in used or (consts <= i < consts + carry and keep_carry[i - consts]) for i, v in enumerate(body.invars)]
+    keep_in = [
+        v in used or (consts <= i < consts + carry and keep_carry[i - consts]) for i, v in enumerate(body.invars)
+    ]
     params = dict(eqn.params, num_consts=sum(keep_in[:consts]), num_carry=sum(keep_carry))
     keep_results = keep_carry + keep_out[carry:]
     return dataclasses.replace(
-        eqn, params=params, invars=tuple(v for v, k in zip(eqn.invars, keep_in, strict=True) if k),
+        eqn,
+        params=params,
+        invars=tuple(v for v, k in zip(eqn.invars, keep_in, strict=True) if k),
         outvars=tuple(v for v, k in zip(eqn.outvars, keep_results, strict=True) if k),
-        blocks=(dataclasses.replace(trimmed, invars=tuple(v for v, k in zip(body.invars, keep_in, strict=True) if k)),))
+        blocks=(dataclasses.replace(trimmed, invars=tuple(v for v, k in zip(body.invars, keep_in, strict=True) if k)),),
+    )
 
 
 def constant(value: Any) -> Literal:

@@ -37,18 +37,22 @@ class Aval:
 
     @property
     def ndim(self) -> int:
+        """Number of dims."""
         return len(self.shape)
 
     @property
     def size(self) -> int:
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property
     def itemsize(self) -> int:
+        """Bytes of an element."""
         return int(self.dtype.itemsize)
 
     @functools.cached_property
     def bytes(self) -> int:
+        """Bytes of the whole."""
         return self.size * self.itemsize
 
 
@@ -75,7 +79,7 @@ Atom = Var | Literal
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Where in the user's code an equation comes from: name-scope path, 'file.py:12 (function)', and jax's own record."""
+    """Where in the user's code an equation comes from: name-scope path, 'file.py:12 (function)', jax's own record."""
 
     scope: str = ""
     line: str = ""
@@ -95,6 +99,7 @@ class Equation:
 
     @property
     def name(self) -> str:
+        """The primitive's name."""
         return self.primitive.name
 
 

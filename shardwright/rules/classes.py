@@ -139,7 +139,9 @@ def _visit(block: Block, union: _Union, facts: dict[Equation, tuple[Row | None, 
 
 def unknown_factors(eqn: Equation) -> Factors:
     """Everything whole: how a primitive without a row is treated."""
-    return Factors((), tuple((None,) * a.aval.ndim for a in eqn.invars), tuple((None,) * v.aval.ndim for v in eqn.outvars))
+    return Factors(
+        (), tuple((None,) * a.aval.ndim for a in eqn.invars), tuple((None,) * v.aval.ndim for v in eqn.outvars)
+    )
 
 
 def _members(eqn: Equation, factors: Factors, factor: int) -> list[Node]:
@@ -151,8 +153,8 @@ def _join_scan(eqn: Equation, union: _Union) -> None:
     (body,), consts, carry = eqn.blocks, eqn.params["num_consts"], eqn.params["num_carry"]
     for i, (outer, inner) in enumerate(zip(eqn.invars, body.invars, strict=True)):
         _join_all(union, [outer, inner], (int(i >= consts + carry), 0))
-    for i, (outer, inner) in enumerate(zip(eqn.outvars, body.outvars, strict=True)):
-        atoms = [outer, inner] + ([body.invars[consts + i]] if i < carry else [])
+    for i, (result, made) in enumerate(zip(eqn.outvars, body.outvars, strict=True)):
+        atoms = [result, made, *([body.invars[consts + i]] if i < carry else [])]
         _join_all(union, atoms, (int(i >= carry),) + (0,) * (len(atoms) - 1))
 
 
@@ -169,7 +171,10 @@ def _join_while(eqn: Equation, union: _Union) -> None:
 
 def _join_cond(eqn: Equation, union: _Union) -> None:
     for branch in eqn.blocks:
-        for outer, inner in [*zip(eqn.invars[1:], branch.invars, strict=True), *zip(eqn.outvars, branch.outvars, strict=True)]:
+        for outer, inner in [
+            *zip(eqn.invars[1:], branch.invars, strict=True),
+            *zip(eqn.outvars, branch.outvars, strict=True),
+        ]:
             _join_all(union, [outer, inner])
 
 
@@ -238,7 +243,9 @@ def _complete(eqn: Equation, found: Row | None, factors: Factors, of: dict[Var, 
     for f, c in enumerate(classes):
         if c is not None and f not in factors.blocked:
             cuttable[c] = (*cuttable.get(c, ()), f)
-    blocked = frozenset(c for f, c in enumerate(classes) if c is not None and f in factors.blocked and c not in cuttable)
+    blocked = frozenset(
+        c for f, c in enumerate(classes) if c is not None and f in factors.blocked and c not in cuttable
+    )
     flops = found.flops(eqn) if found else float(sum(v.aval.size for v in eqn.outvars))
     largest = max((a.aval.bytes for a in (*eqn.invars, *eqn.outvars)), default=0)
     return Facts(found, factors, classes, cuttable, blocked, tuple(found.linear(eqn)) if found else (), flops, largest)
@@ -258,8 +265,10 @@ def _factor_classes(eqn: Equation, factors: Factors, of: dict[Var, tuple[int, ..
     return tuple(found)
 
 
-def _names(program: Program, of: dict[Var, tuple[int, ...]], facts: dict[Equation, tuple[Row | None, Factors]], count: int) -> list[str]:
-    """Names for the reader: batch and sequence from the batch's dims, vocabulary where ids index, else the leaf and dim."""
+def _names(
+    program: Program, of: dict[Var, tuple[int, ...]], facts: dict[Equation, tuple[Row | None, Factors]], count: int
+) -> list[str]:
+    """Names for the reader: batch, vocabulary where ids index, else the leaf and dim."""
     names: dict[int, str] = {}
     for eqn, (_, factors) in facts.items():
         if eqn.name == "gather":
@@ -267,7 +276,9 @@ def _names(program: Program, of: dict[Var, tuple[int, ...]], facts: dict[Equatio
                 for var, dim in _members(eqn, factors, f):
                     names.setdefault(of[var][dim], "vocabulary")
     ranked = [Role.BATCH, Role.PARAMETER, Role.OPTIMIZER, Role.KEY, Role.SCALAR]
-    for leaf, var in sorted(zip(program.inputs, program.block.invars, strict=True), key=lambda lv: ranked.index(lv[0].role)):
+    for leaf, var in sorted(
+        zip(program.inputs, program.block.invars, strict=True), key=lambda lv: ranked.index(lv[0].role)
+    ):
         for dim, c in enumerate(of[var]):
             if leaf.role is Role.BATCH and dim == 0:
                 names.setdefault(c, "batch")

@@ -38,8 +38,9 @@ def _cut(equation: Equation, taken: Sequence[int], local: Local) -> dict[int, in
     return {d: f for d, f in enumerate(dims) if f is not None and local.parts[f] > 1 and taken[d] != shape[d]}
 
 
-def _shares(starts: Sequence[Any], cut: Mapping[int, int], taken: Sequence[int], local: Local
-            ) -> tuple[list[Any], list[int], dict[int, Any]]:
+def _shares(
+    starts: Sequence[Any], cut: Mapping[int, int], taken: Sequence[int], local: Local
+) -> tuple[list[Any], list[int], dict[int, Any]]:
     """Starts and sizes of the window in this device's block, and for each cut dim r - c (see the module)."""
     windows, sizes, shifts = list(starts), list(taken), {}
     for dim, f in cut.items():

@@ -17,8 +17,9 @@ def elementwise_factors(equation: Equation) -> Factors:
     shape = equation.outvars[0].aval.shape
     for dim, size in enumerate(shape):
         if size > 1:
-            operands = {i: dim for i, a in enumerate(equation.invars)
-                        if a.aval.ndim == len(shape) and a.aval.shape[dim] == size}
+            operands = {
+                i: dim for i, a in enumerate(equation.invars) if a.aval.ndim == len(shape) and a.aval.shape[dim] == size
+            }
             b.link(size, operands, dict.fromkeys(range(len(equation.outvars)), dim))
     return b.build()
 
@@ -90,13 +91,74 @@ def _row(linear: Any = None) -> Row:
 
 
 _PLAIN = [
-    "abs", "acos", "acosh", "and", "asin", "asinh", "atan", "atan2", "atanh", "bessel_i0e", "bessel_i1e", "cbrt",
-    "ceil", "clamp", "clz", "cos", "cosh", "digamma", "eq", "eq_to", "erf", "erf_inv", "erfc", "exp", "exp2",
-    "expm1", "floor", "ge", "gt", "igamma", "igamma_grad_a", "igammac", "is_finite", "le", "le_to", "lgamma", "log",
-    "log1p", "logistic", "lt", "lt_to", "max", "min", "mulhi", "ne", "nextafter", "not", "or", "polygamma",
-    "population_count", "pow", "reduce_precision", "regularized_incomplete_beta", "rem", "round", "rsqrt",
-    "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sinh", "sqrt", "square", "tan",
-    "tanh", "xor", "zeta",
+    "abs",
+    "acos",
+    "acosh",
+    "and",
+    "asin",
+    "asinh",
+    "atan",
+    "atan2",
+    "atanh",
+    "bessel_i0e",
+    "bessel_i1e",
+    "cbrt",
+    "ceil",
+    "clamp",
+    "clz",
+    "cos",
+    "cosh",
+    "digamma",
+    "eq",
+    "eq_to",
+    "erf",
+    "erf_inv",
+    "erfc",
+    "exp",
+    "exp2",
+    "expm1",
+    "floor",
+    "ge",
+    "gt",
+    "igamma",
+    "igamma_grad_a",
+    "igammac",
+    "is_finite",
+    "le",
+    "le_to",
+    "lgamma",
+    "log",
+    "log1p",
+    "logistic",
+    "lt",
+    "lt_to",
+    "max",
+    "min",
+    "mulhi",
+    "ne",
+    "nextafter",
+    "not",
+    "or",
+    "polygamma",
+    "population_count",
+    "pow",
+    "reduce_precision",
+    "regularized_incomplete_beta",
+    "rem",
+    "round",
+    "rsqrt",
+    "shift_left",
+    "shift_right_arithmetic",
+    "shift_right_logical",
+    "sign",
+    "sin",
+    "sinh",
+    "sqrt",
+    "square",
+    "tan",
+    "tanh",
+    "xor",
+    "zeta",
 ]
 
 ROWS: dict[str, Row] = {

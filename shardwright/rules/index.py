@@ -24,8 +24,13 @@ from shardwright.program.ir import Equation
 from shardwright.rules import dynamic
 from shardwright.rules.row import Factors, FactorsBuilder, Local, Row, bind_with, identity, no_flops
 
-_SCATTER_MONOIDS = {"scatter-add": "sum", "scatter-sub": "sum", "scatter-mul": "prod", "scatter-min": "min",
-                    "scatter-max": "max"}
+_SCATTER_MONOIDS = {
+    "scatter-add": "sum",
+    "scatter-sub": "sum",
+    "scatter-mul": "prod",
+    "scatter-min": "min",
+    "scatter-max": "max",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,9 +71,13 @@ def layout(equation: Equation) -> Layout:
     window = dict(zip(kept, window_dims, strict=True))
     taken = tuple(slices.shape[window[i]] if i in window else 1 for i in range(operand.ndim))
     return Layout(
-        window, dict(enumerate(i for i in range(slices.ndim) if i not in window_dims)),
-        dict(zip(batching, d.operand_batching_dims, strict=True)), {dim: c for c, dim in enumerate(indexed)}, taken,
-        tuple(operand.shape[dim] - taken[dim] for dim in indexed))
+        window,
+        dict(enumerate(i for i in range(slices.ndim) if i not in window_dims)),
+        dict(zip(batching, d.operand_batching_dims, strict=True)),
+        {dim: c for c, dim in enumerate(indexed)},
+        taken,
+        tuple(operand.shape[dim] - taken[dim] for dim in indexed),
+    )
 
 
 def _signed(indices: Any) -> Any:
@@ -88,8 +97,9 @@ def _first_block(local: Local, factors: Sequence[int]) -> Any:
 
 def _padded(local: Local) -> bool:
     """Whether some indices are padding, so that promises about all of them no longer hold."""
-    return any(f is not None and local.parts[f] * local.blocks[f] != local.factors.sizes[f]
-               for f in local.factors.operands[1])
+    return any(
+        f is not None and local.parts[f] * local.blocks[f] != local.factors.sizes[f] for f in local.factors.operands[1]
+    )
 
 
 def _cut(equation: Equation, at: Layout, local: Local) -> dict[int, int]:

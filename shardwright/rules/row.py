@@ -1,11 +1,11 @@
 """What a row of the rule table states about a primitive.
 
 A row relates the dims of an equation's operands and results through *factors*, in the sense of Shardy's sharding rules:
-dims that share a factor must be cut alike. The factor of `i` in `ij,jk->ik` is free, that of `j` is contracted by a sum.
-Everything that reads the table (classes, prices, the partitioner) reads the same factors.
+dims that share a factor must be cut alike. The factor of `i` in `ij,jk->ik` is free, that of `j` is contracted by a
+sum. Everything that reads the table (classes, prices, the partitioner) reads the same factors.
 
-How to write a row: see `Row`. Sizes of a factor and of a dim may differ: in a reshape `[b, s] -> [b*s]` the result dim of
-size b*s carries the factor of `b`, because only its major part can be cut without moving data. A dim of size
+How to write a row: see `Row`. Sizes of a factor and of a dim may differ: in a reshape `[b, s] -> [b*s]` the result
+dim of size b*s carries the factor of `b`, because only its major part can be cut without moving data. A dim of size
 `multiple * factor size`, cut by the factor, is cut into contiguous blocks of `multiple * block` elements.
 """
 
@@ -32,7 +32,8 @@ class Factors:
       sizes: size of each factor; its id is the position.
       operands: `Dims` of each operand. Give a dim that must be whole, and a dim of size 1 that broadcasts, None.
       results: `Dims` of each result.
-      contracted: factor id → monoid ("sum", "prod", "max", "min", "and", "or") for factors that operands have and results
+      contracted: factor id → monoid ("sum", "prod", "max", "min", "and", "or") for factors that operands have and
+        results
         lack: cutting one leaves each device with a partial result, to be combined by the monoid.
       blocked: ids of factors that relate dims but cannot be cut by `Row.local` (a cumulative sum's dim, a sorted dim).
       masked: ids of contracted factors whose padding `Row.local` itself keeps out of the result; for all other
@@ -110,7 +111,8 @@ class Row:
         concrete arrays by the simulator; it may use any jax function, but no collective.
       linear: equation → groups of operand positions. The result is linear in the operands of one group taken
         together while all other operands are fixed: add ({0, 1},), mul ({0}, {1}), dot ({0}, {1}), sub ({0, 1},),
-        div ({0},), select_n ({1, 2, …},), reshape ({0},). A pending sum on all operands of a group passes to the result.
+        div ({0},), select_n ({1, 2, …},), reshape ({0},). A pending sum on all operands of a group passes to the
+        result.
       flops: equation → floating-point operations of the whole (not the local) equation.
       fused: True where XLA never stores the result for itself but computes it inside its consumer (elementwise,
         broadcast, iota, reshape of the same layout).
@@ -160,11 +162,18 @@ class FactorsBuilder:
             self.result(position, dim, factor)
         return factor
 
-    def build(self, contracted: Mapping[int, str] | None = None, blocked: Sequence[int] = (),
-              masked: Sequence[int] = ()) -> Factors:
+    def build(
+        self, contracted: Mapping[int, str] | None = None, blocked: Sequence[int] = (), masked: Sequence[int] = ()
+    ) -> Factors:
         """The finished factors."""
-        return Factors(tuple(self._sizes), tuple(map(tuple, self._operands)), tuple(map(tuple, self._results)),
-                       dict(contracted or {}), frozenset(blocked), frozenset(masked))
+        return Factors(
+            tuple(self._sizes),
+            tuple(map(tuple, self._operands)),
+            tuple(map(tuple, self._results)),
+            dict(contracted or {}),
+            frozenset(blocked),
+            frozenset(masked),
+        )
 
 
 def identity(monoid: str, dtype: Any) -> Any:

@@ -160,8 +160,10 @@ def _slice_whole(equation: Equation) -> list[bool]:
     """For each dim whether the slice takes all of it."""
     shape, p = equation.invars[0].aval.shape, equation.params
     strides = p["strides"] or (1,) * len(shape)
-    return [start == 0 and limit == size and stride == 1
-            for size, start, limit, stride in zip(shape, p["start_indices"], p["limit_indices"], strides, strict=True)]
+    return [
+        start == 0 and limit == size and stride == 1
+        for size, start, limit, stride in zip(shape, p["start_indices"], p["limit_indices"], strides, strict=True)
+    ]
 
 
 def _slice_factors(equation: Equation) -> Factors:
@@ -170,8 +172,12 @@ def _slice_factors(equation: Equation) -> Factors:
 
 def _slice_local(equation: Equation, values: Sequence[Any], local: Local) -> list[Any]:
     del local
-    limits = tuple(size if whole else limit for size, limit, whole in zip(
-        np.shape(values[0]), equation.params["limit_indices"], _slice_whole(equation), strict=True))
+    limits = tuple(
+        size if whole else limit
+        for size, limit, whole in zip(
+            np.shape(values[0]), equation.params["limit_indices"], _slice_whole(equation), strict=True
+        )
+    )
     return bind_with(equation, values, dict(equation.params, limit_indices=limits))
 
 

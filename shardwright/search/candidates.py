@@ -2,11 +2,13 @@
 
 Three kinds of seeds, found from the program's structure alone:
 - one class: the batch (data parallelism), a sequence, a spatial dim;
-- a set of parameter classes of which no parameter has two (each weight is cut once, so a product's contraction meets a cut
-  operand: Megatron's pairs for an MLP and attention), alone and followed by a class of the values between them (sequence
-  parallelism);
+- a set of parameter classes of which no parameter has two (each weight is cut once, so a product's contraction meets
+a cut
+  operand: Megatron's pairs for an MLP and attention), alone and followed by a class of the values between them
+  (sequence parallelism);
 - nothing.
-Each can be joined by `store` classes, which cut the state (optimizer slots alone, or parameters too) where no seed class does.
+Each can be joined by `store` classes, which cut the state (optimizer slots alone, or parameters too) where no seed
+class does.
 """
 
 from __future__ import annotations
@@ -69,17 +71,26 @@ LANES = 128
 """Width of a TPU tile; elsewhere too a gather along a dim whose blocks are this long needs no transposition."""
 
 
-def with_store(program: Program, classes: Classes, facts: ClassFacts, axes: Sequence[AxisPlan], position: int,
-               rest: frozenset[Role]) -> AxisPlan:
+def with_store(
+    program: Program,
+    classes: Classes,
+    facts: ClassFacts,
+    axes: Sequence[AxisPlan],
+    position: int,
+    rest: frozenset[Role],
+) -> AxisPlan:
     """The axis with the store classes that cut all state which its compute classes leave whole.
 
-    Classes are taken by the bytes of the uncut leaves that they divide well: evenly, and without cutting a minor dim into
-    slivers. Where no class does, one that divides evenly will do; a dim that scans run over comes last.
+    Classes are taken by the bytes of the uncut leaves that they divide well: evenly, and without cutting a minor dim
+    into slivers. Where no class does, one that divides evenly will do; a dim that scans run over comes last.
     """
     plan = axes[position]
     store: list[int] = []
-    uncut = [(leaf, classes.of[v]) for leaf, v in zip(program.inputs, program.block.invars, strict=True)
-             if leaf.role in STATE and leaf.aval.bytes >= SMALL_BYTES and not set(plan.compute) & set(classes.of[v])]
+    uncut = [
+        (leaf, classes.of[v])
+        for leaf, v in zip(program.inputs, program.block.invars, strict=True)
+        if leaf.role in STATE and leaf.aval.bytes >= SMALL_BYTES and not set(plan.compute) & set(classes.of[v])
+    ]
     for accept_slivers in (False, True):
         while uncut:
             gains: dict[int, float] = {}
@@ -87,7 +98,7 @@ def with_store(program: Program, classes: Classes, facts: ClassFacts, axes: Sequ
                 for dim, c in enumerate(of):
                     parts = _parts(axes, position, c)
                     sliver = dim == len(of) - 1 and leaf.aval.shape[dim] // parts < LANES
-                    if classes.all[c].size % parts == 0 and (accept_slivers or not sliver and c not in facts.stacked):
+                    if classes.all[c].size % parts == 0 and (accept_slivers or (not sliver and c not in facts.stacked)):
                         gains[c] = gains.get(c, 0.0) + leaf.aval.bytes
             if not gains:
                 break

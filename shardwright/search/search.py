@@ -1,14 +1,16 @@
 """Chooses a decision by pricing whole programs.
 
 minimize    seconds (or memory, or bytes sent) of one step
-over        the mesh's axes (one axis of all devices, or two: every factorization), for each axis its compute classes in order
-            [candidates.compute_seeds, neighbors], whether state is cut where they do not reach [candidates.with_store],
-            whether accumulators stay pending until a loop ends
+over        the mesh's axes (one axis of all devices, or two: every factorization), for each axis its compute classes
+            in order [candidates.compute_seeds, neighbors], whether state is cut where they do not reach
+            [candidates.with_store], whether accumulators stay pending until a loop ends
 subject to  peak memory of one device ≤ limit                                                    [_score]
-            pins: leaves lie where the user says                                                 [partition.context.at_rest]
+            pins: leaves lie where the user says
+              [partition.context.at_rest]
 
-Every candidate is partitioned and priced whole. Seeds first, then the best of them climb: one class more or less at a time, while that
-helps. Two-axis meshes start from the best lists of one axis. Deterministic: no clock, no random choice.
+Every candidate is partitioned and priced whole. Seeds first, then the best of them climb: one class more or less at a
+time, while that helps. Two-axis meshes start from the best lists of one axis. Deterministic: no clock, no random
+choice.
 """
 
 from __future__ import annotations
@@ -29,7 +31,14 @@ from shardwright.partition.merge import merge_repeats
 from shardwright.plan.decision import AxisPlan, Decision
 from shardwright.program.ir import Block, Program, trip_count
 from shardwright.rules.classes import Classes
-from shardwright.search.candidates import ALL_STATE, OPTIMIZER_ONLY, compute_seeds, neighbors, useful_classes, with_store
+from shardwright.search.candidates import (
+    ALL_STATE,
+    OPTIMIZER_ONLY,
+    compute_seeds,
+    neighbors,
+    useful_classes,
+    with_store,
+)
 from shardwright.search.facts import ClassFacts, class_facts
 
 OBJECTIVES = ("seconds", "memory", "bytes")
@@ -101,8 +110,16 @@ class _Search:
         return 0.0 if times <= REDUNDANCY else round(times, 1)
 
 
-def search(program: Program, classes: Classes, cluster: Cluster, *, limit: int, objective: str = "seconds",
-           mesh: Mapping[str, int] | None = None, pins: PINNED | None = None) -> Solution:
+def search(
+    program: Program,
+    classes: Classes,
+    cluster: Cluster,
+    *,
+    limit: int,
+    objective: str = "seconds",
+    mesh: Mapping[str, int] | None = None,
+    pins: PINNED | None = None,
+) -> Solution:
     """The best decision that was found.
 
     Args:
@@ -162,15 +179,18 @@ def _price_seeds(s: _Search, axes: list[AxisPlan]) -> None:
 
 
 def _short_list(s: _Search, axes: list[AxisPlan], position: int) -> list[tuple[int, ...]]:
-    """The compute lists that do best on one axis of this size, for the objective and for seconds, while other axes idle."""
+    """The compute lists that do best on one axis of this size, for the objective and for seconds, the others idle."""
     size = axes[position].size
     lists = compute_seeds(s.classes, s.facts, s.useful(size))
     alone = {}
     whole = next((c for c in s.priced.values() if len(c.decision.axes) == 1), None)
     for x in lists:
         if whole is not None:  # the one-axis mesh has told already
-            alone[x] = min((c for c in s.priced.values() if len(c.decision.axes) == 1 and c.decision.axes[0].compute == x),
-                           key=s.score, default=whole)
+            alone[x] = min(
+                (c for c in s.priced.values() if len(c.decision.axes) == 1 and c.decision.axes[0].compute == x),
+                key=s.score,
+                default=whole,
+            )
         else:
             alone[x] = s.price(_with(axes, position, x))
     by_score = sorted(lists, key=lambda x: (s.score(alone[x]), x))[:KEEP]
@@ -212,8 +232,11 @@ def _climb(s: _Search, start: Candidate) -> None:
 
 
 def _around(s: _Search, at: Candidate) -> list[Candidate]:
-    """Every candidate one step away: a class more or less on one axis, its state cut for other roles, accumulators reduced in
-    every turn."""
+    """Every candidate one step away.
+
+    A class more or less on one axis, its state cut for other roles, accumulators reduced in every turn, gathers
+    repeated.
+    """
     axes = at.decision.axes
     rests = [a.rest if a.store else None for a in axes]
     found = []

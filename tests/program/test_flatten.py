@@ -96,3 +96,41 @@ def test_a_carry_that_another_carry_reads_stays():
 def test_effects_stay():
     block = flat(lambda a: [jax.debug.print("{}", a.sum()), a + 1][1], MATRIX)
     assert any("debug" in n for n in names(block))
+
+
+def test_equal_equations_become_one():
+    def fn(a):
+        first, second = jnp.sin(a).sum(0), jnp.sin(a).sum(0)
+        mask = [jax.lax.broadcasted_iota(jnp.int32, a.shape, 0) > 2 for _ in range(2)]
+        other = jnp.sin(a).sum(1)
+        return first * second + other, jnp.where(mask[0], a, 1.0), jnp.where(mask[1], a, 0.0)
+
+    order = names(assert_same(fn, MATRIX))
+    assert [order.count(name) for name in ("sin", "reduce_sum", "iota", "gt", "select_n")] == [1, 2, 1, 1, 2]
+
+
+def test_equal_equations_inside_a_loop_become_one():
+    fn = lambda a: jax.lax.fori_loop(0, 3, lambda i, x: jnp.sin(x) + jnp.sin(x), a)  # noqa: E731
+    assert names(assert_same(fn, MATRIX)).count("sin") == 1
+
+
+def test_draws_with_one_key_become_one_and_prints_do_not():
+    def fn(a, key):
+        for _ in range(2):
+            jax.debug.print("{}", a.sum())
+        return jax.random.normal(key, a.shape) - jax.random.normal(key, a.shape)
+
+    order = names(flat(fn, MATRIX, jax.random.key(0)))
+    assert order.count("random_bits") == 1 and order.count("reduce_sum") == 1
+    assert sum("debug" in name for name in order) == 2
+
+
+def test_recomputation_is_not_equal_to_what_it_repeats():
+    fn = jax.grad(lambda a: jax.checkpoint(lambda b: jnp.sin(jnp.sin(b)))(a).sum())
+    assert names(assert_same(fn, MATRIX)).count("sin") >= 1
+    unrolled = jax.value_and_grad(lambda a: jax.checkpoint(lambda b: jnp.sin(jnp.sin(b)))(a).sum())
+    assert names(assert_same(unrolled, MATRIX)).count("sin") == 3
+
+
+def test_reversing_a_dim_of_size_one_is_nothing():
+    assert names(assert_same(lambda a: jax.lax.rev(a[:1], (0,)) + 1, MATRIX)) == ["slice", "add"]

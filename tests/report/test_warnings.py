@@ -109,9 +109,7 @@ def test_a_primitive_without_a_rule_is_told_with_its_price():
 
 
 def test_a_primitive_without_a_rule_is_told_even_if_nothing_moves():
-    p = planned(
-        lambda x, s: (x * 2, opaque(s)), {"x": floats(64, 64), "s": floats(4, 4)}, EIGHT, BATCH
-    )
+    p = planned(lambda x, s: (x * 2, opaque(s)), {"x": floats(64, 64), "s": floats(4, 4)}, EIGHT, BATCH)
     (w,) = warned(p)
     assert w.kind == "fallback" and w.bytes == 0
 

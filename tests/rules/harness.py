@@ -100,6 +100,7 @@ def letter_sizes(factors: Factors) -> tuple[int, ...]:
 
 def _cuts(factors: Factors) -> Iterator[tuple[int, ...]]:
     """Nothing cut; each factor that may be cut in 3 and in up to 8; each pair in 2 × 3, the last one alone in 2."""
+
     def parts(cut: dict[int, int]) -> tuple[int, ...]:
         return tuple(cut.get(f, 1) for f in range(len(factors.sizes)))
 

@@ -14,16 +14,24 @@ from shardwright import _compat
 from shardwright.program.ir import Equation, Var
 from shardwright.rules.row import Dims, Factors, Local, Row, identity
 
-_COMBINE = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum,
-            "and": np.bitwise_and, "or": np.bitwise_or}
+_COMBINE = {
+    "sum": np.add,
+    "prod": np.multiply,
+    "max": np.maximum,
+    "min": np.minimum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+}
 _COMPILER_OPTIONS = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
 def simulate(row: Row, equation: Equation, factors: Factors, values: Sequence[Any], parts: Sequence[int]) -> list[Any]:
     """The equation's results, computed on prod(parts) devices and put together again."""
     blocks = tuple(-(-size // n) for size, n in zip(factors.sizes, parts, strict=True))
-    shapes = tuple(_local_shape(v.aval.shape, dims, factors, blocks)
-                   for v, dims in zip(equation.outvars, factors.results, strict=True))
+    shapes = tuple(
+        _local_shape(v.aval.shape, dims, factors, blocks)
+        for v, dims in zip(equation.outvars, factors.results, strict=True)
+    )
 
     @functools.partial(jax.jit, compiler_options=_COMPILER_OPTIONS)
     def on_device(place: Any, *operands: Any) -> list[Any]:
@@ -37,8 +45,10 @@ def simulate(row: Row, equation: Equation, factors: Factors, values: Sequence[An
         out = on_device(np.array((*place, 0), np.int32), *operands)
         local[place] = [as_array(r) for r in out]
         assert [np.shape(r) for r in out] == list(shapes), f"{[np.shape(r) for r in out]} is not {shapes}"
-    return [_join({place: out[i] for place, out in local.items()}, v, dims, factors, parts)
-            for i, (v, dims) in enumerate(zip(equation.outvars, factors.results, strict=True))]
+    return [
+        _join({place: out[i] for place, out in local.items()}, v, dims, factors, parts)
+        for i, (v, dims) in enumerate(zip(equation.outvars, factors.results, strict=True))
+    ]
 
 
 def as_array(value: Any) -> Any:
@@ -59,7 +69,7 @@ def _pad(value: Any, dims: Dims, factors: Factors, parts: Sequence[int], blocks:
         extra = 0 if f is None else blocks[f] * parts[f] - factors.sizes[f]
         if extra:
             missing = value.shape[dim] // factors.sizes[f] * extra
-            shape = (*value.shape[:dim], missing, *value.shape[dim + 1:])
+            shape = (*value.shape[:dim], missing, *value.shape[dim + 1 :])
             if f in factors.contracted and f not in factors.masked:
                 tail = np.full(shape, identity(factors.contracted[f], value.dtype))
             else:

@@ -32,8 +32,11 @@ _CASES = {
     "clamp: by arrays": (lambda x: jax.lax.clamp(x - 1, x * 2, x + 9), [_x(5, 3)], "ab,ab,ab->ab"),
     "select_n": (lambda p, x, y: jax.lax.select_n(p, x, y), [_x(5, 3) > 25, _x(5, 3), -_x(5, 3)], "ab,ab,ab->ab"),
     "select_n: by a scalar": (lambda p, x, y: jax.lax.select_n(p, x, y), [np.True_, _x(5, 3), -_x(5, 3)], ",ab,ab->ab"),
-    "select_n: of three": (lambda p, x: jax.lax.select_n(p, x, x, -x), [np.array([2, 0, 1], np.int32), _x(3)],
-                           "a,a,a,a->a"),
+    "select_n: of three": (
+        lambda p, x: jax.lax.select_n(p, x, x, -x),
+        [np.array([2, 0, 1], np.int32), _x(3)],
+        "a,a,a,a->a",
+    ),
     "integer_pow": (lambda x: jax.lax.integer_pow(x, 3), [_x(5, 3)], "ab->ab"),
     "integer_pow: one": (lambda x: jax.lax.integer_pow_p.bind(x, y=1), [_x(5, 3)], "ab->ab"),
     "convert_element_type": (lambda x: x.astype(jnp.bfloat16), [_x(5, 3)], "ab->ab"),
@@ -48,7 +51,10 @@ _CASES = {
     "bitcast_convert_type": (lambda x: jax.lax.bitcast_convert_type(x, np.int32), [_x(5, 3)], "ab->ab"),
     "bitcast_convert_type: narrower": (lambda x: jax.lax.bitcast_convert_type(x, np.uint8), [_x(5, 3)], "ab->ab."),
     "bitcast_convert_type: wider": (
-        lambda x: jax.lax.bitcast_convert_type(x, np.uint32), [_x(5, 3, 4, dtype=np.uint8)], "ab.->ab"),
+        lambda x: jax.lax.bitcast_convert_type(x, np.uint32),
+        [_x(5, 3, 4, dtype=np.uint8)],
+        "ab.->ab",
+    ),
 }
 
 
@@ -66,10 +72,19 @@ def _linear(fn, *args):
 
 @pytest.mark.parametrize(
     ("old", "new", "kept"),
-    [("bfloat16", "float32", True), ("float16", "float32", True), ("float32", "complex64", True),
-     ("float32", "bfloat16", False), ("float16", "bfloat16", False), ("bfloat16", "float16", False),
-     ("float8_e4m3fn", "bfloat16", True), ("float8_e5m2", "float8_e4m3fn", False), ("int32", "float32", False),
-     ("float32", "int32", False)])
+    [
+        ("bfloat16", "float32", True),
+        ("float16", "float32", True),
+        ("float32", "complex64", True),
+        ("float32", "bfloat16", False),
+        ("float16", "bfloat16", False),
+        ("bfloat16", "float16", False),
+        ("float8_e4m3fn", "bfloat16", True),
+        ("float8_e5m2", "float8_e4m3fn", False),
+        ("int32", "float32", False),
+        ("float32", "int32", False),
+    ],
+)
 def test_a_sum_waits_behind_conversions_that_keep_every_number(old, new, kept):
     x = jnp.ones(3, old)
     assert _linear(lambda x: jax.lax.convert_element_type(x, new), x) == ((frozenset({0}),) if kept else ())

@@ -24,8 +24,7 @@ def _swapped(equation) -> Factors:
 
 
 def _take(x, i):
-    return jax.lax.gather(
-        x, i, jax.lax.GatherDimensionNumbers((1,), (0,), (0,)), (1, x.shape[1]), mode="fill")
+    return jax.lax.gather(x, i, jax.lax.GatherDimensionNumbers((1,), (0,), (0,)), (1, x.shape[1]), mode="fill")
 
 
 def _everywhere(local):
@@ -34,16 +33,32 @@ def _everywhere(local):
 
 
 _WRONG = {
-    "no offset": ("iota", {"local": lambda e, v, p: ROWS["iota"].local(e, v, _everywhere(p))},
-                  lambda: jax.lax.iota(np.int32, 5), []),
+    "no offset": (
+        "iota",
+        {"local": lambda e, v, p: ROWS["iota"].local(e, v, _everywhere(p))},
+        lambda: jax.lax.iota(np.int32, 5),
+        [],
+    ),
     "wrong dims": ("transpose", {"factors": _swapped}, jnp.transpose, [_X]),
     "whole shapes": ("broadcast_in_dim", {"local": bind}, lambda x: jnp.broadcast_to(x, (4, 5, 3)), [_X]),
-    "padding contracted": ("dot_general", {"factors": lambda e: dataclasses.replace(
-        ROWS["dot_general"].factors(e), masked=frozenset({1}))}, jnp.dot, [_X, _X.T[:, :4]]),
-    "no fill": ("gather", {"local": lambda e, v, p: [jnp.nan_to_num(
-        ROWS["gather"].local(e, v, p)[0])]}, _take, [_X, _INDICES[:, None]]),
-    "fill on every device": ("gather", {"local": lambda e, v, p: ROWS["gather"].local(
-        e, v, _everywhere(p))}, _take, [_X, _INDICES[:, None]]),
+    "padding contracted": (
+        "dot_general",
+        {"factors": lambda e: dataclasses.replace(ROWS["dot_general"].factors(e), masked=frozenset({1}))},
+        jnp.dot,
+        [_X, _X.T[:, :4]],
+    ),
+    "no fill": (
+        "gather",
+        {"local": lambda e, v, p: [jnp.nan_to_num(ROWS["gather"].local(e, v, p)[0])]},
+        _take,
+        [_X, _INDICES[:, None]],
+    ),
+    "fill on every device": (
+        "gather",
+        {"local": lambda e, v, p: ROWS["gather"].local(e, v, _everywhere(p))},
+        _take,
+        [_X, _INDICES[:, None]],
+    ),
     "not linear": ("square", {"linear": lambda e: (frozenset({0}),)}, jnp.square, [_X]),
     "a factor lost": ("exp", {"factors": lambda e: Factors((5,), ((0, None),), ((None, None),))}, jnp.exp, [_X]),
     "no multiple": ("exp", {"factors": lambda e: Factors((2,), ((0, None),), ((0, None),))}, jnp.exp, [_X]),

@@ -27,7 +27,8 @@ def _gather(mode: str, fill_value=None):
 def _scatter(scatter, mode: str, *, unique: bool = False):
     """Rows written at raw indices."""
     numbers = jax.lax.ScatterDimensionNumbers(
-        update_window_dims=(1,), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0,))
+        update_window_dims=(1,), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0,)
+    )
     return lambda x, i, u: scatter(x, i, u, numbers, mode=mode, unique_indices=unique)
 
 
@@ -39,7 +40,8 @@ def _windows(x, i):
 
 def _add_windows(x, i, u):
     numbers = jax.lax.ScatterDimensionNumbers(
-        update_window_dims=(1, 2), inserted_window_dims=(1,), scatter_dims_to_operand_dims=(1, 0))
+        update_window_dims=(1, 2), inserted_window_dims=(1,), scatter_dims_to_operand_dims=(1, 0)
+    )
     return jax.lax.scatter_add(x, i, u, numbers, mode="fill")
 
 
@@ -60,8 +62,7 @@ _GATHERS = {
     "clip unsigned indices": (_gather("clip"), [_x(7, 5), _i(6, 1).astype(np.uint32)], _ROWS),
     "fill unsigned indices": (_gather("fill"), [_x(7, 5), _i(6, 1).astype(np.uint32)], _ROWS),
     "clip narrow indices": (_gather("clip"), [_x(7, 5), _i(6, 1).astype(np.int8)], _ROWS),
-    "clip indices narrower than the dim": (
-        _gather("clip"), [_x(300, 2), np.array([[127], [-3], [5]], np.int8)], _ROWS),
+    "clip indices narrower than the dim": (_gather("clip"), [_x(300, 2), np.array([[127], [-3], [5]], np.int8)], _ROWS),
     "take": (lambda x, i: jnp.take(x, i, axis=0), [_x(7, 5), _i(2, 3)], _LOOKUP),
     "take clips": (lambda x, i: jnp.take(x, i, axis=0, mode="clip"), [_x(7, 5), _i(2, 3)], _LOOKUP),
     "take the last dim": (lambda x, i: jnp.take(x, i, axis=1), [_x(3, 7), _i(4)], "ab,c.->ac | sum b | masked b"),
@@ -69,17 +70,23 @@ _GATHERS = {
     "get fills": (lambda x, i: x.at[i].get(mode="fill", fill_value=0), [_x(7, 5), _i(2, 3)], _LOOKUP),
     "one row": (lambda x, i: jnp.take(x, i, axis=0), [_x(7, 5), np.int32(4)], "ab,.->b | sum a | masked a"),
     "along the vocabulary": (
-        lambda x, i: jnp.take_along_axis(x, i[..., None], -1), [_x(3, 2, 7), _i(3, 2)],
-        "abc,ab..->ab. | sum c | masked c"),
+        lambda x, i: jnp.take_along_axis(x, i[..., None], -1),
+        [_x(3, 2, 7), _i(3, 2)],
+        "abc,ab..->ab. | sum c | masked c",
+    ),
     "along a dim": (lambda x, i: jnp.take_along_axis(x, i, 1), [_x(3, 7), _i(3, 4)], "ab,ac.->ac | sum b | masked b"),
     "of a batch": (
-        jax.vmap(lambda x, i: jnp.take(x, i, axis=0)), [_x(3, 7, 2), _i(3, 4)], "abc,ad.->adc | sum b | masked b"),
-    "two indices": (
-        lambda x, i, j: x[i, :, j], [_x(4, 3, 5), _i(6), _i(6, low=-4)], "abc,d.->db | sum ac | masked ac"),
+        jax.vmap(lambda x, i: jnp.take(x, i, axis=0)),
+        [_x(3, 7, 2), _i(3, 4)],
+        "abc,ad.->adc | sum b | masked b",
+    ),
+    "two indices": (lambda x, i, j: x[i, :, j], [_x(4, 3, 5), _i(6), _i(6, low=-4)], "abc,d.->db | sum ac | masked ac"),
     "windows": (_windows, [_x(4, 7, 3), _i(5, 2, low=-1, high=4)], "abc,d.->d.c | sum ab | masked ab"),
     "windows that clip": (
-        jax.vmap(lambda x, i: jax.lax.dynamic_slice(x, (i,), (3,))), [_x(4, 7), _i(4)],
-        "ab,a.->a. | sum b | masked b"),
+        jax.vmap(lambda x, i: jax.lax.dynamic_slice(x, (i,), (3,))),
+        [_x(4, 7), _i(4)],
+        "ab,a.->a. | sum b | masked b",
+    ),
 }
 
 
@@ -97,17 +104,31 @@ _SCATTERS = {
     "scatter-add: clip": (_scatter(jax.lax.scatter_add, "clip"), _RAW, _ADDED),
     "scatter-add: promise": (_scatter(jax.lax.scatter_add, "promise_in_bounds"), _RAW, _ADDED),
     "scatter-add: integers": (
-        _scatter(jax.lax.scatter_add, "drop"), [_x(7, 5, dtype=np.int32), _i(6, 1), _x(6, 5, dtype=np.int32)], _ADDED),
+        _scatter(jax.lax.scatter_add, "drop"),
+        [_x(7, 5, dtype=np.int32), _i(6, 1), _x(6, 5, dtype=np.int32)],
+        _ADDED,
+    ),
     "scatter-add: unsigned indices": (
-        _scatter(jax.lax.scatter_add, "clip"), [_RAW[0], _RAW[1].astype(np.uint32), _RAW[2]], _ADDED),
+        _scatter(jax.lax.scatter_add, "clip"),
+        [_RAW[0], _RAW[1].astype(np.uint32), _RAW[2]],
+        _ADDED,
+    ),
     "scatter-add: narrow indices": (
-        _scatter(jax.lax.scatter_add, "clip"), [_RAW[0], _RAW[1].astype(np.int8), _RAW[2]], _ADDED),
+        _scatter(jax.lax.scatter_add, "clip"),
+        [_RAW[0], _RAW[1].astype(np.int8), _RAW[2]],
+        _ADDED,
+    ),
     "scatter-add: unique": (
         _scatter(jax.lax.scatter_add, "drop", unique=True),
-        [_x(7, 5), np.array([[6], [0], [3]], np.int32), _x(3, 5)], _ADDED),
+        [_x(7, 5), np.array([[6], [0], [3]], np.int32), _x(3, 5)],
+        _ADDED,
+    ),
     "scatter-sub": (lambda x, i, u: x.at[i].subtract(u), [_x(7, 5), _i(6), _x(6, 5)], _ADDED),
     "scatter-mul": (
-        _scatter(jax.lax.scatter_mul, "clip"), [_x(7, 5), _i(6, 1), _x(6, 5) / 25], "ab,c.,cb->ab | prod c | masked c"),
+        _scatter(jax.lax.scatter_mul, "clip"),
+        [_x(7, 5), _i(6, 1), _x(6, 5) / 25],
+        "ab,c.,cb->ab | prod c | masked c",
+    ),
     "scatter-min": (_scatter(jax.lax.scatter_min, "drop"), _RAW, "ab,c.,cb->ab | min c | masked c"),
     "scatter-max": (_scatter(jax.lax.scatter_max, "clip"), _RAW, "ab,c.,cb->ab | max c | masked c"),
     "scatter: drop": (_scatter(jax.lax.scatter, "drop"), _RAW, "ab,c.,cb->ab | blocked c"),
@@ -116,24 +137,40 @@ _SCATTERS = {
     "scatter: one of the last dim": (lambda x, i, u: x.at[:, i].set(u), [_x(7, 5), np.int32(-2), _x(7)], "ab,.,a->ab"),
     "scatter: apply": (lambda x, i: x.at[i].apply(jnp.cos), [_x(7, 5), _i(1, low=0, high=5)], "ab,..,.b->ab"),
     "scatter-add: gradient of an embedding": (
-        jax.grad(lambda x, i: (jnp.take(x, i, axis=0) ** 2).sum()), [_x(7, 5), _i(2, 3, low=0, high=7)],
-        "ab,cd.,cdb->ab | sum cd | masked cd"),
+        jax.grad(lambda x, i: (jnp.take(x, i, axis=0) ** 2).sum()),
+        [_x(7, 5), _i(2, 3, low=0, high=7)],
+        "ab,cd.,cdb->ab | sum cd | masked cd",
+    ),
     "scatter-add: gradient along the vocabulary": (
-        jax.grad(lambda x, i: (jnp.take_along_axis(x, i[..., None], -1) ** 2).sum()), [_x(3, 2, 7), _i(3, 2, low=0)],
-        "abc,ab..,ab.->abc"),
+        jax.grad(lambda x, i: (jnp.take_along_axis(x, i[..., None], -1) ** 2).sum()),
+        [_x(3, 2, 7), _i(3, 2, low=0)],
+        "abc,ab..,ab.->abc",
+    ),
     "scatter-add: segments": (
-        lambda x, i: jax.ops.segment_sum(x, i, num_segments=4), [_x(9, 2), _i(9, low=-1, high=6)], _ADDED),
+        lambda x, i: jax.ops.segment_sum(x, i, num_segments=4),
+        [_x(9, 2), _i(9, low=-1, high=6)],
+        _ADDED,
+    ),
     "scatter-add: of a batch": (
-        jax.vmap(lambda x, i, u: x.at[i].add(u)), [_x(3, 7, 2), _i(3, 4), _x(3, 4, 2)],
-        "abc,ad.,adc->abc | sum d | masked d"),
+        jax.vmap(lambda x, i, u: x.at[i].add(u)),
+        [_x(3, 7, 2), _i(3, 4), _x(3, 4, 2)],
+        "abc,ad.,adc->abc | sum d | masked d",
+    ),
     "scatter-add: two indices": (
-        lambda x, i, j, u: x.at[i, :, j].add(u), [_x(4, 3, 5), _i(6), _i(6, low=-4), _x(6, 3)],
-        "abc,d.,db->abc | sum d | masked d"),
+        lambda x, i, j, u: x.at[i, :, j].add(u),
+        [_x(4, 3, 5), _i(6), _i(6, low=-4), _x(6, 3)],
+        "abc,d.,db->abc | sum d | masked d",
+    ),
     "scatter-add: windows": (
-        _add_windows, [_x(4, 7, 3), _i(5, 2, low=-1, high=4), _x(5, 2, 3)], "abc,d.,d.c->abc | sum d | masked d"),
+        _add_windows,
+        [_x(4, 7, 3), _i(5, 2, low=-1, high=4), _x(5, 2, 3)],
+        "abc,d.,d.c->abc | sum d | masked d",
+    ),
     "scatter: windows that clip": (
-        jax.vmap(lambda x, u, i: jax.lax.dynamic_update_slice(x, u, (i,))), [_x(4, 7), _x(4, 3), _i(4)],
-        "ab,a.,a.->ab"),
+        jax.vmap(lambda x, u, i: jax.lax.dynamic_update_slice(x, u, (i,))),
+        [_x(4, 7), _x(4, 3), _i(4)],
+        "ab,a.,a.->ab",
+    ),
     "scatter: a written slice": (lambda x, u: x.at[:, 2:5].set(u), [_x(4, 7), _x(4, 3)], "ab,.,a.->ab"),
     "scatter-add: an added slice": (lambda x: x.at[1:3, 4].add(1.0), [_x(4, 7)], "ab,.,.->ab"),
 }

@@ -96,7 +96,8 @@ def _ragged(by: int):
 
 
 @pytest.mark.parametrize(
-    ("by", "expected"), [(0, "ab,cdb,c->ad | sum b | blocked ac"), (1, "ab,ac,d->dbc | blocked ad")])
+    ("by", "expected"), [(0, "ab,cdb,c->ad | sum b | blocked ac"), (1, "ab,ac,d->dbc | blocked ad")]
+)
 @pytest.mark.parametrize("rows", [7, 9], ids=["all rows", "a rest in no group"])
 def test_ragged_product(by, expected, rows):
     """The gradient by the matrices sums over the ragged dim."""
