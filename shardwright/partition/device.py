@@ -33,7 +33,7 @@ class Slot:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Mask:
-    """Before the call, the padding of operand `position` along `dim`, cut by `factor`, becomes the monoid's identity."""
+    """Before the call, the padding of operand `position` in `dim`, cut by `factor`, becomes the monoid's identity."""
 
     position: int
     dim: int
