@@ -27,8 +27,19 @@ def is_extended(dtype: Any) -> bool:
 
 
 def source_line(source_info: Any) -> str:
-    """'file.py:12 (function)' of the user's frame, '' where there is none."""
-    return _source_info.summarize(source_info) if source_info is not None else ""
+    """'file.py:12 (function)' of the innermost frame that is neither jax's nor an installed package's.
+
+    Where all frames are a package's, the innermost of those; '' where there are none.
+    """
+    if source_info is None:
+        return ""
+    own = None
+    for frame in _source_info.user_frames(source_info.traceback):
+        own = own or frame
+        if "site-packages" not in frame.file_name:
+            own = frame
+            break
+    return f"{own.file_name}:{own.start_line} ({own.function_name})" if own else ""
 
 
 def hide_frames(file: str) -> None:

@@ -290,9 +290,9 @@ def make_plan(step: Callable, call: Call, options: Options, planning: Planning, 
     if like is not None and not isinstance(like, Plan):
         raise ValueError(f"like={like!r} is a {type(like).__name__}, a Plan was wanted")
     program = captured(call)
-    old = (None, None) if like is None else (like.record, like.devices)
-    given = gather_given(program, call, planning.mesh, planning.pins, *old)
+    liked, devices = (None, None) if like is None else (like.record, like.devices)
     named = None if planning.cluster is None else parse(planning.cluster)
+    given = gather_given(program, call, planning.mesh, planning.pins, liked, devices, elsewhere=named)
     where = named or attached_cluster(given.mesh, given.devices)
     check_size(given, where)
     limit = where.device.memory_bytes if planning.memory is None else parse_memory(planning.memory)

@@ -48,6 +48,7 @@ def gather_given(
     pins: Mapping[str, Any] | None,
     like: PlanRecord | None,
     like_devices: tuple[Any, ...] | None = None,
+    elsewhere: Cluster | None = None,
 ) -> Given:
     """Everything that is fixed for the search.
 
@@ -58,19 +59,26 @@ def gather_given(
       pins: from the user, or None.
       like: the plan to be like, or None.
       like_devices: the devices that `like` lies on, if they are not the first ones.
+      elsewhere: the cluster that the user names; where arguments lie counts only if they can lie so there.
 
     Raises:
       ValueError: what is given contradicts itself, the step or the mesh.
     """
     if pins is not None and not isinstance(pins, Mapping):
         raise ValueError(f"pins={pins!r} is a {type(pins).__name__}; give leaf name → PartitionSpec")
+    notes = []
     lying = _lying(call)
+    strange = [name for name, (own, _) in lying.items() if elsewhere is not None and not _is_of(own, elsewhere)]
+    if strange and elsewhere is not None:
+        notes.append(
+            f"{strange[0]} and {len(strange) - 1} more lie on other devices than {elsewhere.name}: that is no pin here."
+        )
+        lying = {name: x for name, x in lying.items() if name not in strange}
     sizes, devices, source = _mesh(program, mesh, lying, like, like_devices)
     if sizes is None:
         _refuse_axes_without_a_mesh(program, pins or {})
     check_pins(program, sizes or {})
     resolved = _on_inputs(program, resolve_pins(pins or {}, [*program.inputs, *program.outputs], sizes or {}))
-    notes = []
     if like is not None:
         if sizes != like.mesh:
             raise ValueError(f"mesh={sizes} differs from the mesh of the plan to be like, {like.mesh}; leave mesh out")
@@ -142,6 +150,13 @@ def _sizes(mesh: Any) -> dict[str, int]:
 
 def _devices(mesh: Any) -> tuple[Any, ...] | None:
     return tuple(mesh.devices.flat) if isinstance(mesh, Mesh) else None
+
+
+def _is_of(mesh: Any, cluster: Cluster) -> bool:
+    """Whether a mesh's devices could be the cluster's: as many, of the same platform where the mesh says it."""
+    devices = getattr(mesh, "devices", None)
+    platform = devices.flat[0].platform if isinstance(mesh, Mesh) and devices is not None else cluster.device.platform
+    return mesh.size == cluster.num_devices and platform == cluster.device.platform
 
 
 def _lying(call: Call) -> dict[str, tuple[Any, Pin]]:

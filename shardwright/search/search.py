@@ -140,8 +140,17 @@ def search(
             _price_seeds(s, axes)
         for start in _starts(s):
             _climb(s, start)
-    ranked = sorted(s.priced.values(), key=s.score)
+    ranked = _distinct(sorted(s.priced.values(), key=s.score))
     return Solution(ranked[0], tuple(ranked), ranked[0].estimate.memory.peak_bytes <= limit)
+
+
+def _distinct(ranked: Sequence[Candidate]) -> list[Candidate]:
+    """The candidates without those that cost what a better one costs to the last digit: one program, two names."""
+    seen: dict[tuple, Candidate] = {}
+    for c in ranked:
+        e = c.estimate
+        seen.setdefault((e.seconds, e.memory.peak_bytes, e.bytes_sent, c.decision.mesh.keys() != {"x"}), c)
+    return list(seen.values())
 
 
 @contextlib.contextmanager
