@@ -28,7 +28,7 @@ from shardwright.plan.named import by_id
 from shardwright.plan.record import EstimateRecord, PlanRecord, PlanWarning
 from shardwright.program.capture import capture
 from shardwright.program.ir import Program
-from shardwright.program.signature import Call, Options, argument_name, bind_call, restore
+from shardwright.program.signature import Call, Options, argument_name, bind_call, restore, without_values
 from shardwright.report.candidates import searched_of
 from shardwright.report.listing import program_text
 from shardwright.report.recording import estimate_record, package_version, record_of
@@ -293,6 +293,7 @@ def make_plan(step: Callable, call: Call, options: Options, planning: Planning, 
     liked, devices = (None, None) if like is None else (like.record, like.devices)
     named = None if planning.cluster is None else parse(planning.cluster)
     given = gather_given(program, call, planning.mesh, planning.pins, liked, devices, elsewhere=named)
+    call = without_values(call)
     where = named or attached_cluster(given.mesh, given.devices)
     check_size(given, where)
     limit = where.device.memory_bytes if planning.memory is None else parse_memory(planning.memory)
@@ -369,7 +370,7 @@ def rebuild(
       ValueError: the plan is for another program.
     """
     check(record, program.fingerprint, program.inputs)
-    classes = find_classes(program)
+    call, classes = without_values(call), find_classes(program)
     decision = by_id(record.program.decision, {c.name: c.id for c in classes.all})
     return build(step, options, call, program, classes, decision, where, devices)
 

@@ -19,6 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from shardwright import _compat
 from shardwright.program import nnx_bridge
 
 
@@ -122,16 +123,18 @@ def bind_call(step: Callable, args: tuple, kwargs: dict[str, Any], options: Opti
     leaves, tree = jax.tree_util.tree_flatten((values, keywords))
     traced = _traced(leaves, (values, keywords))
     others = [_TRACED if t else x for x, t in zip(leaves, traced, strict=True)]
+    fixed = [a if names[i] in held else None for i, a in enumerate(args)]
+    fixed_keywords = {k: v for k, v in kwargs.items() if k in held}
     extra: dict[str, Any] = {}
 
     def call(*call_args: Any, **call_kwargs: Any) -> Any:
         given = iter(jax.tree_util.tree_leaves((call_args, call_kwargs)))
         merged = [next(given) if o is _TRACED else o for o in others]
         inner_args, inner_kwargs, collect = nnx_bridge.merge(graph, *jax.tree_util.tree_unflatten(tree, merged))
-        full = list(args)
+        full = list(fixed)
         for i, value in zip(positions, inner_args, strict=True):
             full[i] = value
-        result = collect(step(*full, **inner_kwargs, **{k: v for k, v in kwargs.items() if k in static}))
+        result = collect(step(*full, **inner_kwargs, **fixed_keywords))
         return _arrays_of(result, extra, [*others, *(h.value for h in held.values())])
 
     if not held:
@@ -143,6 +146,12 @@ def bind_call(step: Callable, args: tuple, kwargs: dict[str, Any], options: Opti
         _refuse_texts((new_args, new_kwargs), call_names)
     key = (tuple(_Static(o) for o in others if o is not _TRACED), tuple(sorted(held.items())), graph)
     return Call(new_args, new_kwargs, call_names, tuple(sorted(donated)), key, call, extra, update)
+
+
+def without_values(call: Call) -> Call:
+    """`call` with shapes in the place of arrays: what may be kept without keeping the first state alive."""
+    args, kwargs = jax.tree_util.tree_map(_compat.abstract_like, (call.args, call.kwargs))
+    return dataclasses.replace(call, args=args, kwargs=kwargs, finish=lambda result: result)
 
 
 def check_step(step: Any) -> None:

@@ -70,9 +70,8 @@ def gather_given(
     lying = _lying(call)
     strange = [name for name, (own, _) in lying.items() if elsewhere is not None and not _is_of(own, elsewhere)]
     if strange and elsewhere is not None:
-        notes.append(
-            f"{strange[0]} and {len(strange) - 1} more lie on other devices than {elsewhere.name}: that is no pin here."
-        )
+        more = f" and {len(strange) - 1} more" if len(strange) > 1 else ""
+        notes.append(f"{strange[0]}{more} lies on other devices than {elsewhere.name}, which is no pin here.")
         lying = {name: x for name, x in lying.items() if name not in strange}
     sizes, devices, source = _mesh(program, mesh, lying, like, like_devices)
     if sizes is None:

@@ -27,7 +27,7 @@ def arguments():
 def test_a_named_cluster_plans_anew(arguments, cluster, devices):
     plan = sw.plan(step, *arguments, cluster=cluster)
     assert int(np.prod(list(plan.mesh.values()))) == devices
-    assert any("lie on other devices" in note for note in plan.record.notes)
+    assert any("w lies on other devices" in note for note in plan.record.notes)
     assert "w" not in plan.record.program.decision.pins
 
 

@@ -365,13 +365,14 @@ def test_a_bare_spec_without_a_mesh_is_not_traceable():
     refused("cannot be traced.*non-empty mesh", lambda: sw.plan(step, BATCH, cluster="cpu:8", mesh={"d": 8}))
 
 
-def test_inputs_that_lie_on_another_mesh_than_the_cluster_has():
-    mesh = grid(rows=4)
-    x = jax.device_put(jnp.ones((16, 4)), NamedSharding(mesh, P("rows")))
-    said = refused("has 4 devices and the cluster cpu:8 has 8", lambda: sw.plan(lambda x: x * 2, x, cluster="cpu:8"))
-    assert "the mesh that x lies on" in said
+def test_inputs_that_lie_on_another_mesh_are_moved_and_noted():
+    x = jax.device_put(jnp.ones((16, 4)), NamedSharding(grid(rows=4), P("rows")))
     plan = sw.plan(lambda x: x * 2, x, mesh={"d": 8})
     assert plan.record.notes == ("x lies on the mesh {'rows': 4} and is moved to that of the plan.",)
+    mesh = grid(rows=4)
+    step = lambda x: jax.lax.with_sharding_constraint(x * 2, NamedSharding(mesh, P("rows")))  # noqa: E731
+    said = refused("has 4 devices and the cluster cpu:8 has 8", lambda: sw.plan(step, BATCH, cluster="cpu:8"))
+    assert "the mesh of with_sharding_constraint at" in said and "test_errors.py" in said
 
 
 def test_like_and_another_mesh(plan):

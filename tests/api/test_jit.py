@@ -1,6 +1,8 @@
 """`sw.jit`: plans at the first call, runs by the plan, never compiles twice."""
 
 import functools
+import gc
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -246,3 +248,17 @@ def test_abstract_arguments_are_refused():
         with pytest.raises(ValueError, match="x is abstract"):
             run(jax.ShapeDtypeStruct((8,), jnp.float32))
         run(jnp.ones(8))
+
+
+def test_a_plan_keeps_no_array_alive():
+    step = sw.jit(mlp_step, verbose=False)
+    x = mlp_batch()
+    held = weakref.ref(x)
+    step(mlp_state(), x)
+    plan = sw.plan(mlp_step, mlp_state(), x)
+    fn = plan.compile()
+    fn(mlp_state(), x)
+    del x
+    gc.collect()
+    assert held() is None
+    assert not any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(plan.traced.call.args))
