@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 from jax._src import core as _core
+from jax._src import debugging as _debugging
 from jax._src import source_info_util as _source_info
 from jax._src import xla_bridge as _xla_bridge
 
@@ -89,6 +90,11 @@ def empty_name_stack() -> Any:
 def has_effects(primitive: Any, params: Any) -> bool:
     """Whether an equation does something beside computing its results (prints, callbacks, state)."""
     return any(jaxpr.effects for jaxpr in inner_jaxprs(params)) or primitive.name in _EFFECTFUL
+
+
+def is_ordered(params: Any) -> bool:
+    """Whether an equation's effect must come in order with others."""
+    return bool(params.get("ordered", False)) or isinstance(params.get("effect"), _debugging.OrderedDebugEffect)
 
 
 def bind(primitive: Any, values: Any, params: dict[str, Any]) -> Any:

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
+from shardwright.partition.effects import check_effects
 from shardwright.partition.pinned import check_pins, pin_of, pins_of
 from shardwright.plan.decision import AxisPlan, Decision
 from shardwright.plan.placement import Placement, local_shape
@@ -35,6 +36,7 @@ class Context:
 def make_context(program: Program, classes: Classes, decision: Decision) -> Context:
     """Fixes every class' padded size: the least multiple of the product of the axes that cut it, here or in a pin."""
     check_pins(program, decision.mesh)
+    check_effects(program, decision.mesh)
     axes: dict[int, set[str]] = {}
     for plan in decision.axes:
         for c in (*plan.compute, *plan.store):

@@ -13,6 +13,7 @@ from jax import lax
 
 from shardwright import _compat
 from shardwright.partition.device import Compute, Constant, Control, DeviceBlock, DeviceProgram, Mask, Move, Slot
+from shardwright.partition.effects import runs_once
 from shardwright.plan.placement import Placement
 from shardwright.program.ir import Literal
 from shardwright.rules.row import Local, bind, identity
@@ -62,12 +63,19 @@ def _compute(op: Compute, inputs: list[Any], mesh: Mapping[str, int]) -> list[An
     local = Local(
         op.factors, parts, op.blocks, tuple(s.shape for s in op.outputs), lambda f: block_index(op.cut[f], mesh)
     )
+    if runs_once(op.equation) and math.prod(mesh.values()) > 1:
+        lax.cond(block_index(tuple(mesh), mesh) == 0, lambda: _effect(op, inputs), lambda: None)
+        return []
     for mask in op.masks:
         inputs[mask.position] = _masked(op, mask, inputs[mask.position], local)
     results = op.row.local(op.equation, inputs, local) if op.row else bind(op.equation, inputs, local)
     for slot, result in zip(op.outputs, results, strict=True):
         assert tuple(result.shape) == slot.shape, f"{op.equation.name}: {result.shape} computed, {slot.shape} planned"
     return results
+
+
+def _effect(op: Compute, inputs: list[Any]) -> None:
+    _compat.bind(op.equation.primitive, inputs, dict(op.equation.params))
 
 
 def _masked(op: Compute, mask: Mask, value: Any, local: Local) -> Any:

@@ -14,6 +14,7 @@ from shardwright.partition.builder import Builder
 from shardwright.partition.context import Context, at_rest, make_context
 from shardwright.partition.cuts import Cuts, find_cuts, placed
 from shardwright.partition.device import Compute, DeviceBlock, DeviceProgram, Fallback, Mask, Move, Slot
+from shardwright.partition.effects import runs_once
 from shardwright.partition.pending import passes
 from shardwright.partition.pinned import is_pin, pinned
 from shardwright.plan.decision import Decision
@@ -181,7 +182,7 @@ def _is_source(eqn: Equation) -> bool:
 
 def _note_fallback(b: Builder, eqn: Equation) -> None:
     facts = b.context.classes.facts[eqn]
-    if facts.row is None:
+    if facts.row is None and not (runs_once(eqn) and all(a.aval.ndim == 0 for a in eqn.invars)):
         b.fallbacks.append(Fallback(eqn, f"no rule for the primitive '{eqn.name}'"))
     elif eqn in b.cuts.blocked:
         axes = ", ".join(b.cuts.blocked[eqn])
