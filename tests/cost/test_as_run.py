@@ -43,3 +43,18 @@ def test_widths_are_the_dtype_s_own_elsewhere():
     device = partition(t.program, t.classes, one_axis(8, (t.dim("x", 0),)))
     (row,) = estimate(t.program, device, parse("h100:1x8")).collectives
     assert row.bytes == 2 * 16 * 2 * 7 / 8
+
+
+def test_an_exchange_of_uneven_dims_is_padded_on_both():
+    """[32, 32] cut into 3 x 11 rows, exchanged for columns: each device sends 2/3 of 11 x 33."""
+
+    def step(x):
+        y = jnp.sin(x)
+        return y * y.T
+
+    t = trace(step, (shape(32, 32),), ["x"])
+    device = partition(t.program, t.classes, one_axis(3, (t.dim("x", 0),)))
+    run = compile_program(t.program, device, make_mesh({"x": 3}))
+    counted = by_kind(traffic(run.compiled.as_text(), {"x": 3}))["all_to_all"]
+    rows = [c for c in estimate(t.program, device, parse("cpu:3")).collectives if c.kind == "all_to_all"]
+    assert [(c.times, c.bytes) for c in rows] == [counted] == [(1, 11 * 33 * 4 * 2 / 3)]
