@@ -127,7 +127,9 @@ def _as_run(op: Move, group: int) -> tuple[str, int]:
         return "all_gather", result * group
     if op.kind == "all_gather":
         return op.kind, max(result, op.inputs[0].bytes * group)
-    if op.kind == "all_to_all" and result:  # the dim that it cuts is padded before, the one that it joins cut off behind
+    if (
+        op.kind == "all_to_all" and result
+    ):  # the dim that it cuts is padded before, the one that it joins cut off behind
         before, after = op.inputs[0].shape[op.dim], op.outputs[0].shape[op.dim] * group
         return op.kind, op.inputs[0].bytes // before * after
     return op.kind, result

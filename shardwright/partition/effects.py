@@ -24,10 +24,11 @@ def check_effects(program: Program, mesh: Mapping[str, int]) -> None:
         return
     for eqn in walk(program.block):
         if eqn.name == "io_callback":
+            times = math.prod(mesh.values())
             raise ValueError(
-                f"{eqn.source.line}: every device would run this io_callback, {math.prod(mesh.values())} times what one "
-                "device does; use jax.pure_callback (it may run any number of times) or jax.debug.callback (the first "
-                "device runs it), or call the function outside the step"
+                f"{eqn.source.line}: every device would run this io_callback, {times} times what one device does; use "
+                "jax.pure_callback (it may run any number of times) or jax.debug.callback (the first device runs it), "
+                "or call the function outside the step"
             )
         if _compat.is_ordered(eqn.params):
             raise ValueError(
