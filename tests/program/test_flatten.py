@@ -22,7 +22,8 @@ def names(block):
 
 def assert_same(fn, *args):
     block = flat(fn, *args)
-    for a, b in zip(evaluate(block, args), jax.tree.leaves(jax.jit(fn)(*args)), strict=True):
+    results = jax.jit(lambda *values: evaluate(block, values))(*args)
+    for a, b in zip(results, jax.tree.leaves(jax.jit(fn)(*args)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
     return block
 
