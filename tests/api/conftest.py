@@ -1,6 +1,5 @@
-"""Every test of the public API has a plan cache of its own, and compiles with little optimization."""
+"""Every test of the public API has a plan cache of its own."""
 
-import jax
 import pytest
 
 
@@ -10,10 +9,3 @@ def plan_cache(tmp_path, monkeypatch):
     folder = tmp_path / "cache"
     monkeypatch.setenv("SHARDWRIGHT_CACHE", str(folder))
     return folder
-
-
-@pytest.fixture(autouse=True, scope="package")
-def _quick_compiles():
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
