@@ -1,6 +1,7 @@
 """Eight virtual CPU devices under every test, asked for before jax is imported."""
 
 import os
+import tempfile
 
 NUM_DEVICES = 8
 _DEVICE_FLAG = "--xla_force_host_platform_device_count"
@@ -8,6 +9,7 @@ _DEVICE_FLAG = "--xla_force_host_platform_device_count"
 _other_flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if not flag.startswith(_DEVICE_FLAG)]
 os.environ["XLA_FLAGS"] = " ".join([*_other_flags, f"{_DEVICE_FLAG}={NUM_DEVICES}"])
 os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ.setdefault("SHARDWRIGHT_CACHE", tempfile.mkdtemp(prefix="shardwright-tests-"))  # not the user's own
 
 import jax  # noqa: E402  (after the environment, on purpose)
 import pytest  # noqa: E402

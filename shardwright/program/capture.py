@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import hashlib
 import re
@@ -110,6 +111,7 @@ def _carried(
     return tuple(found)
 
 
+_PLAIN = (int, float, str, bool, tuple, type(None), enum.Enum, np.dtype)
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+|id=\d+")
 
 
@@ -132,7 +134,7 @@ def _line(eqn: Equation, numbers: dict[Var, int]) -> str:
             return f"{text}:{atom.aval.dtype}{list(atom.aval.shape)}"
         return f"v{numbers.setdefault(atom, len(numbers))}:{atom.aval.dtype}{list(atom.aval.shape)}"
 
-    simple = {k: v for k, v in eqn.params.items() if isinstance(v, (int, float, str, bool, tuple, type(None)))}
+    simple = {k: v for k, v in eqn.params.items() if isinstance(v, _PLAIN)}
     if isinstance(eqn.params.get("sharding"), NamedSharding):
         simple["sharding"] = eqn.params["sharding"].spec, tuple(eqn.params["sharding"].mesh.shape.items())
     params = _ADDRESS.sub("", repr(sorted(simple.items(), key=lambda kv: kv[0])))
