@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from shardwright import _compat
-from shardwright.program.ir import Aval, Block, Role, Var
+from shardwright.program.ir import Aval, Block, Equation, Role, Var
 from shardwright.program.signature import argument_of
 
 
@@ -88,15 +90,49 @@ def _parameters(block: Block, carried: Sequence[int | None], state: set[int]) ->
     }
 
 
-def _dependence(block: Block) -> Any:
+def _dependence(block: Block) -> Callable[[Any], int]:
     """A function of an atom: the inputs of `block` on which it depends, as the bits of an integer."""
-    known: dict[Any, int] = {v: 1 << i for i, v in enumerate(block.invars)}
-    for eqn in block.equations:
-        joined = 0
-        for a in eqn.invars:
-            joined |= known.get(a, 0)
-        known.update(dict.fromkeys(eqn.outvars, joined))
+    known: dict[Any, int] = {}
+    _flow(block, [1 << i for i in range(len(block.invars))], known)
     return lambda atom: known.get(atom, 0)
+
+
+def _flow(block: Block, masks: Sequence[int], known: dict[Any, int]) -> list[int]:
+    """What each result of `block` depends on.
+
+    Of a loop the first turn counts: where a step makes several updates by a scan, the first loss depends on parameters
+    alone, and later ones on the slots that the first update has read.
+    """
+    known.update(zip(block.invars, masks, strict=True))
+    for eqn in block.equations:
+        inputs = [known.get(a, 0) for a in eqn.invars]
+        if eqn.blocks:
+            results = _FLOW[eqn.name](eqn, inputs, known)
+        else:
+            results = [_union(inputs)] * len(eqn.outvars)
+        known.update(zip(eqn.outvars, results, strict=True))
+    return [known.get(a, 0) for a in block.outvars]
+
+
+def _union(masks: Iterable[int]) -> int:
+    return functools.reduce(operator.or_, masks, 0)
+
+
+def _scan_flow(eqn: Equation, inputs: list[int], known: dict[Any, int]) -> list[int]:
+    return _flow(eqn.blocks[0], inputs, known)
+
+
+def _while_flow(eqn: Equation, inputs: list[int], known: dict[Any, int]) -> list[int]:
+    test, consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+    return [a | b for a, b in zip(_flow(eqn.blocks[1], inputs[test:], known), inputs[test + consts :], strict=True)]
+
+
+def _cond_flow(eqn: Equation, inputs: list[int], known: dict[Any, int]) -> list[int]:
+    branches = [_flow(block, inputs[1:], known) for block in eqn.blocks]
+    return [inputs[0] | _union(masks) for masks in zip(*branches, strict=True)]
+
+
+_FLOW = {"scan": _scan_flow, "while": _while_flow, "cond": _cond_flow}
 
 
 def _is(aval: Aval, kind: Any) -> bool:

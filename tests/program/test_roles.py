@@ -61,3 +61,30 @@ def test_parameters_whatever_is_reported(metrics):
 
 def test_a_loss_of_low_precision():
     assert _roles(["loss"], dtype=jnp.bfloat16)["state[0]['last']"] is Role.PARAMETER
+
+
+@pytest.mark.parametrize("loop", ["scan", "cond", "fori"])
+def test_several_updates_in_one_step(loop):
+    """Losses after the first read slots too, and a branch that skips the update passes everything through."""
+    optimizer = optax.adam(1e-2)
+
+    def update(state, x):
+        params, slots = state
+        loss, grads = jax.value_and_grad(lambda p: _loss(p, x)[0])(params)
+        updates, slots = optimizer.update(grads, slots, params)
+        return (optax.apply_updates(params, updates), slots), loss
+
+    def step(state, x):
+        if loop == "scan":
+            return jax.lax.scan(update, state, x)
+        loss = _loss(state[0], x[0])[0]
+        if loop == "cond":
+            return jax.lax.cond(loss < 1e3, lambda s: update(s, x[0])[0], lambda s: s, state), loss
+        return jax.lax.fori_loop(0, 2, lambda i, s: update(s, x[i])[0], state), loss
+
+    params = _shapes(_PARAMS)
+    state = params, jax.eval_shape(optimizer.init, params)
+    program = capture(step, (state, jax.ShapeDtypeStruct((2, 8, 4), jnp.float32)), {}, names=["state", "x"])
+    roles = {leaf.name: leaf.role for leaf in program.inputs}
+    assert {name for name, role in roles.items() if role is Role.PARAMETER} == {"state[0]['first']", "state[0]['last']"}
+    assert list(roles.values()).count(Role.OPTIMIZER) == 4
