@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from shardwright.partition.builder import Builder
 from shardwright.partition.context import device_shape, natural
-from shardwright.partition.cuts import placed
+from shardwright.partition.cuts import is_zero, placed
 from shardwright.partition.device import Control, DeviceBlock, Move, Slot
 from shardwright.plan.placement import Placement, whole, with_partial, without_partial
 from shardwright.program.ir import Atom, Equation, Literal, Var
@@ -98,8 +98,7 @@ def _start(b: Builder, a: Atom, place: Placement, eqn: Equation) -> Slot:
     if not fresh:
         return slot
     target = Slot(slot.aval, place, slot.shape)
-    known_zero = a in b.cuts.zeros if isinstance(a, Var) else not bool(a.value)
-    b.ops.append(Move("relabel" if known_zero else "mask", (slot,), (target,), fresh, eqn.source))
+    b.ops.append(Move("relabel" if is_zero(b.cuts, a) else "mask", (slot,), (target,), fresh, eqn.source))
     return target
 
 

@@ -15,11 +15,14 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
+import numpy as np
+
+from shardwright import _compat
 from shardwright.partition.context import SMALL_BYTES, Context, at_rest, in_order, natural
 from shardwright.partition.pinned import is_pin, pinned
 from shardwright.plan.decision import AxisPlan
 from shardwright.plan.placement import Placement, whole
-from shardwright.program.ir import Atom, Block, Equation, Literal, Var
+from shardwright.program.ir import Atom, Block, Equation, Var
 from shardwright.rules.classes import Facts, inner_operands
 from shardwright.rules.row import Dims
 
@@ -86,7 +89,7 @@ def _equation(context: Context, cuts: Cuts, eqn: Equation, lies: dict[Var, Place
     cuts.factors[eqn] = tuple(chosen)
     axes = _axes_by_factor(context, facts, chosen)
     cuts.axes[eqn] = axes
-    if eqn.name == "broadcast_in_dim" and isinstance(eqn.invars[0], Literal) and not eqn.invars[0].value:
+    if eqn.name == "broadcast_in_dim" and is_zero(cuts, eqn.invars[0]):
         cuts.zeros.update(eqn.outvars)
     pending = _pending(context, cuts, eqn, facts, chosen)
     for v, dims in zip(eqn.outvars, facts.factors.results, strict=True):
@@ -250,15 +253,16 @@ def passing_group(
         return None
     for group in facts.linear:
         others = [eqn.invars[i] for i in group if i not in positions]
-        if positions <= group and all(_zero(cuts, a) for a in others):
+        if positions <= group and all(is_zero(cuts, a) for a in others):
             return group
     return None
 
 
-def _zero(cuts: Cuts, a: Atom) -> bool:
+def is_zero(cuts: Cuts, a: Atom) -> bool:
+    """Whether `a` is known to be zero everywhere."""
     if isinstance(a, Var):
         return a in cuts.zeros
-    return a.aval.size == 1 and not bool(a.value)
+    return not _compat.is_extended(a.aval.dtype) and not np.any(a.value)
 
 
 def _control(context: Context, cuts: Cuts, eqn: Equation, lies: dict[Var, Placement]) -> None:

@@ -2,7 +2,7 @@
 
 import functools
 
-from tests.corpus import attention, control, equinox_programs, flax_programs, haiku_programs, plain
+from tests.corpus import attention, control, equinox_programs, flax_programs, haiku_programs, plain, unusual
 from tests.corpus.optimizers import OPTIMIZERS, optimized
 
 PROGRAMS = {
@@ -24,6 +24,13 @@ PROGRAMS = {
             control.loops,
             control.segments,
             attention.grouped_query,
+            unusual.contrastive,
+            unusual.experts,
+            unusual.state_space,
+            unusual.augmentation,
+            unusual.actor_critic,
+            unusual.distillation,
+            unusual.stacked,
         )
     },
     "flax transformer": flax_programs.transformer,
