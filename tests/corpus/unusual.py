@@ -72,7 +72,7 @@ def state_space(batch=8, length=8, width=32, states=16):
 
 
 def augmentation():
-    """Bytes as images, cropped and flipped by a key for each example, a table of constants that the step closes over."""
+    """Bytes as images, cropped and flipped by a key an example, a table of constants that the step closes over."""
     table = np.sin(np.arange(36 * 32)).reshape(36, 32).astype(np.float32)
     mean = jnp.linspace(0.0, 1.0, 3)
 
@@ -144,7 +144,7 @@ def actor_critic(steps=6, actors=8, features=16, actions=5):
 
 
 def distillation():
-    """A teacher that stays as it is, a moving average of the student; predictions and raw key words among the results."""
+    """A teacher that stays, a moving average of the student; predictions and raw key words among the results."""
 
     def apply(params, x):
         return jax.nn.gelu(x @ params["w1"]) @ params["w2"]
