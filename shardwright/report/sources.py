@@ -21,10 +21,10 @@ def short_source(line: str) -> str:
 
 
 def short_classes(names: Iterable[str]) -> dict[str, str]:
-    """Each class name with as few parts of its leaf's name as keep it unique.
+    """Each class name with as few parts of its leaf's name as keep it unique, never a number alone.
 
-    >>> short_classes(["batch", "state[0]['emb'].1"])
-    {'batch': 'batch', "state[0]['emb'].1": 'emb.1'}
+    >>> short_classes(["batch", "state[0]['emb'].1", "layers[3].1"])
+    {'batch': 'batch', "state[0]['emb'].1": 'emb.1', 'layers[3].1': 'layers.3.1'}
     """
     full = list(dict.fromkeys(names))
     short = {n: _last_parts(n, 1) for n in full}
@@ -40,9 +40,13 @@ def short_classes(names: Iterable[str]) -> dict[str, str]:
 
 
 def _last_parts(name: str, count: int) -> str:
-    """The last `count` parts of the leaf's name, and the dim."""
+    """The last `count` parts of the leaf's name, and as many more as it takes to start with a word; and the dim."""
     found = _DIM.match(name)
     if not found:
         return name
     parts = _PARTS.findall(found["leaf"])
+    if parts[1:] and parts[-1] == "value":  # flax boxes its arrays; the box says nothing
+        del parts[-1]
+    while count < len(parts) and parts[-count].isdigit():
+        count += 1
     return f"{'.'.join(parts[-count:])}.{found['dim']}{found['again'] or ''}"

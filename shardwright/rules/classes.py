@@ -268,20 +268,20 @@ def _factor_classes(eqn: Equation, factors: Factors, of: dict[Var, tuple[int, ..
 def _names(
     program: Program, of: dict[Var, tuple[int, ...]], facts: dict[Equation, tuple[Row | None, Factors]], count: int
 ) -> list[str]:
-    """Names for the reader: batch, vocabulary where ids index, else the leaf and dim."""
+    """Names for the reader: batch, vocabulary where ids index, else the largest parameter that has it, and its dim."""
     names: dict[int, str] = {}
     for eqn, (_, factors) in facts.items():
         if eqn.name == "gather":
             for f in factors.masked:
                 for var, dim in _members(eqn, factors, f):
                     names.setdefault(of[var][dim], "vocabulary")
-    ranked = [Role.BATCH, Role.PARAMETER, Role.OPTIMIZER, Role.KEY, Role.SCALAR]
-    for leaf, var in sorted(
-        zip(program.inputs, program.block.invars, strict=True), key=lambda lv: ranked.index(lv[0].role)
-    ):
+    leaves = list(zip(program.inputs, program.block.invars, strict=True))
+    for leaf, var in leaves:
+        if leaf.role is Role.BATCH and var.aval.ndim:
+            names.setdefault(of[var][0], "batch")
+    ranked = [Role.PARAMETER, Role.OPTIMIZER, Role.BATCH, Role.KEY, Role.SCALAR]
+    for leaf, var in sorted(leaves, key=lambda lv: (ranked.index(lv[0].role), -lv[1].aval.size)):
         for dim, c in enumerate(of[var]):
-            if leaf.role is Role.BATCH and dim == 0:
-                names.setdefault(c, "batch")
             names.setdefault(c, f"{leaf.name}.{dim}")
     taken: dict[str, int] = {}
     out = []

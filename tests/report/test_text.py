@@ -143,4 +143,7 @@ def test_short_classes():
     names = ["batch", "tokens.1", "state[0]['emb'].1", "state.params['a']['kernel'].0", "state.params['b']['kernel'].0"]
     assert list(short_classes(names).values()) == ["batch", "tokens.1", "emb.1", "a.kernel.0", "b.kernel.0"]
     assert short_classes(["state['w'].1", "state['w'].1'2"]) == {"state['w'].1": "w.1", "state['w'].1'2": "w.1'2"}
+    assert list(short_classes(["ws[0].1", "ws[1].0"]).values()) == ["ws.0.1", "ws.1.0"]  # never a bare number
+    boxed = ["state[0]['layers'][1]['kernel'].value.0", "state[0]['layers'][2]['kernel'].value.0", "m['emb'].value.1"]
+    assert list(short_classes(boxed).values()) == ["layers.1.kernel.0", "layers.2.kernel.0", "emb.1"]
     assert short_classes(["x['a.b'].1", "x['a']['b'].1"]) == {n: n for n in ("x['a.b'].1", "x['a']['b'].1")}
