@@ -71,13 +71,18 @@ def check(record: PlanRecord, fingerprint: str, leaves: Sequence[Leaf]) -> None:
     if record.fingerprint == fingerprint:
         return
     differences = leaf_differences(record.program.inputs, leaves)
+    roles = role_differences(record.program.inputs, leaves)
     head = f"The plan is for another program (fingerprint {record.fingerprint[:8]}, this one has {fingerprint[:8]})"
     if differences:
-        more = len(differences) - MAX_LISTED
-        listed = "".join(f"\n  {d}" for d in differences[:MAX_LISTED]) + (f"\n  and {more} more" if more > 0 else "")
         raise ValueError(
-            f"{head}. The step's arguments changed:{listed}\nCall it with the arguments that were planned, or plan "
-            "again for these."
+            f"{head}. The step's arguments changed:{_listed(differences)}\nCall it with the arguments that were "
+            "planned, or plan again for these."
+        )
+    if roles:
+        raise ValueError(
+            f"{head}. The arguments have the same shapes and dtypes, but the step uses them otherwise:{_listed(roles)}"
+            "\nWhat a step returns in place of an argument, and what its loss depends on, tells their roles. Plan "
+            "again for the step as it is now."
         )
     if record.jax_version != _compat.JAX_VERSION:
         raise ValueError(
@@ -91,7 +96,7 @@ def check(record: PlanRecord, fingerprint: str, leaves: Sequence[Leaf]) -> None:
 
 
 def leaf_differences(planned: Sequence[LeafRecord], given: Sequence[Leaf]) -> tuple[str, ...]:
-    """A line for each leaf that is missing, extra or of another shape, dtype, role or donation."""
+    """A line for each leaf that is missing, extra or of another shape or dtype."""
     old, new = {leaf.name: leaf for leaf in planned}, {leaf.name: leaf for leaf in given}
     found = []
     for name in dict.fromkeys((*old, *new)):
@@ -101,9 +106,22 @@ def leaf_differences(planned: Sequence[LeafRecord], given: Sequence[Leaf]) -> tu
             found.append(f"{name}: given as {_given_text(new[name])}, not in the plan")
         elif _type_text(old[name]) != _given_text(new[name]):
             found.append(f"{name}: planned as {_type_text(old[name])}, given as {_given_text(new[name])}")
-        elif old[name].role != new[name].role.value:
-            found.append(f"{name}: planned as {old[name].role}, now it is {new[name].role.value}")
     return tuple(found)
+
+
+def role_differences(planned: Sequence[LeafRecord], given: Sequence[Leaf]) -> tuple[str, ...]:
+    """A line for each leaf of both that has another role."""
+    new = {leaf.name: leaf.role.value for leaf in given}
+    return tuple(
+        f"{leaf.name}: planned as {leaf.role}, now it is {new[leaf.name]}"
+        for leaf in planned
+        if new.get(leaf.name, leaf.role) != leaf.role
+    )
+
+
+def _listed(lines: Sequence[str]) -> str:
+    more = len(lines) - MAX_LISTED
+    return "".join(f"\n  {line}" for line in lines[:MAX_LISTED]) + (f"\n  and {more} more" if more > 0 else "")
 
 
 def _type_text(leaf: LeafRecord) -> str:
