@@ -24,7 +24,6 @@ import enum
 import gzip
 import hashlib
 import json
-import os
 import re
 import subprocess
 import tempfile
@@ -37,6 +36,7 @@ from jax import export
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from shardwright import _compat
+from shardwright.plan import cache
 from shardwright.run import target_names
 from shardwright.run.target_names import Target
 from shardwright.run.traffic import Collective, traffic
@@ -127,7 +127,7 @@ def compile_ahead(lowerable: Lowerable, target: str) -> Ahead:
     """
     parsed = target_names.parse_target(target)
     exported = export_program(lowerable, parsed)
-    stored = _cache_folder() / "ahead" / f"{_key(exported, lowerable, parsed)}.json.gz"
+    stored = cache.folder() / "ahead" / f"{_key(exported, lowerable, parsed)}.json.gz"
     if not stored.exists():
         _compile(exported, lowerable, parsed, stored)
     with gzip.open(stored, "rt") as file:
@@ -149,11 +149,6 @@ def export_program(lowerable: Lowerable, target: Target) -> export.Exported:
     # Custom calls keep their meaning within one version of jax, and the child is held to it.
     checks = [export.DisabledSafetyCheck.custom_call("ALL")]
     return export.export(step, platforms=(target.platform,), disabled_checks=checks)(*lowerable.avals)
-
-
-def _cache_folder() -> Path:
-    named = os.environ.get("SHARDWRIGHT_CACHE")
-    return Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shardwright"
 
 
 def _key(exported: export.Exported, lowerable: Lowerable, target: Target) -> str:

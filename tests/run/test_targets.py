@@ -15,6 +15,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from shardwright.plan import cache
 from shardwright.run import ahead_child, targets
 from shardwright.run.target_names import child_environment, parse_target
 from shardwright.run.targets import AheadError, Failure, Lowerable, compile_ahead
@@ -151,6 +152,7 @@ def test_mesh_axis_that_is_part_of_a_torus_dimension():
 
 def test_stored_results_are_used_again(monkeypatch):
     first = compile_ahead(lowerable(), "cpu:8")
+    assert list((cache.folder() / "ahead").glob("*.json.gz"))  # where the plans are
     monkeypatch.setattr(subprocess, "run", None)  # a second child would fail
     assert compile_ahead(lowerable(), "cpu:8") == first
     with pytest.raises(TypeError):
