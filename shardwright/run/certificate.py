@@ -84,6 +84,7 @@ class Certificate:
             "max_relative_error": self.max_relative_error,
             "own_dtype_max_relative_error": self.own_dtype_max_relative_error,
             "captured": self.captured,
+            "unproven": list(self.unproven),
             "devices": self.devices,
             "mesh": dict(self.mesh),
             "steps": self.steps,
@@ -91,11 +92,18 @@ class Certificate:
             "rows": [dataclasses.asdict(row) for row in self.rows],
         }
 
+    def _verdict(self) -> str:
+        if not self.ok:
+            return "NOT the same as on one device"
+        if not self.unproven:
+            return "the same as on one device"
+        count = f"{len(self.unproven)} of {len(self.rows)} leaves"
+        return f"the same as on one device as far as shown; unproven are {count}, which never moved"
+
     def __str__(self) -> str:
         mesh = ", ".join(f"{axis}: {size}" for axis, size in self.mesh.items())
-        verdict = "the same as on one device" if self.ok else "NOT the same as on one device"
         lines = [
-            f"{verdict}: {self.steps} steps on {self.devices} devices ({mesh})",
+            f"{self._verdict()}: {self.steps} steps on {self.devices} devices ({mesh})",
             f"largest relative error {self.max_relative_error:.1e} in float64 (limit {TOLERANCE:.0e}), "
             f"{self.own_dtype_max_relative_error:.1e} in the step's own dtypes",
             "",

@@ -52,7 +52,7 @@ class DemoResult:
         losses: One a step.
         seconds: Of training.
         tokens_per_second: Over the training.
-        certificate: What the prover returned: `ok`, `max_relative_error` and `as_dict()`.
+        certificate: What the prover returned: `ok`, `unproven`, `max_relative_error` and `as_dict()`.
         plan_file: Where the plan was saved.
     """
 
@@ -141,11 +141,12 @@ def _pair(figures: Figures, name: str) -> dict[str, float]:
 def _verdicts(result: DemoResult) -> list[str]:
     budget, peak = result.budget_bytes, result.planned.reported_peak_bytes
     kept = "within" if peak <= budget else "NOT within"
+    unproven = f", {len(result.certificate.unproven)} leaves unproven" if result.certificate.unproven else ""
     fall = f"{result.before.held_out_loss:.2f} to {result.after.held_out_loss:.2f} nats a byte"
     return [
         f"memory       {bytes_text(peak)} a device by XLA, {kept} the budget of {bytes_text(budget)}; "
         f"unplanned it is {bytes_text(result.one_device.reported_peak_bytes)}",
         f"learning     held-out loss {fall} in {len(result.losses)} steps, {result.tokens_per_second:,.0f} tokens/s",
-        f"certificate  {'the same mathematics as on one device' if result.ok else 'NOT PROVEN'}, "
+        f"certificate  {'the same mathematics as on one device' if result.ok else 'NOT PROVEN'}{unproven}, "
         f"largest relative error {result.certificate.max_relative_error:.1e} in float64",
     ]

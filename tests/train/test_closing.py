@@ -9,6 +9,7 @@ from shardwright.train import closing
 class Certificate:
     ok: bool
     max_relative_error: float
+    unproven: tuple[str, ...] = ()
 
     def as_dict(self):
         rows = [{"name": "state['params']['up']", "error": self.max_relative_error}]
@@ -53,7 +54,9 @@ def test_the_table_puts_predicted_beside_reported():
     assert lines[3].split()[-8:] == ["0", "B", "0", "B", "7.00", "MB", "6.90", "MB"]
     assert "38.1 MB a device by XLA, within the budget of 40.0 MB" in lines[5]
     assert "5.01 to 2.16 nats a byte in 3 steps" in lines[6]
-    assert "the same mathematics as on one device" in lines[7]
+    assert "the same mathematics as on one device, largest" in lines[7]
+    unproven = dataclasses.replace(RESULT, certificate=Certificate(True, 2e-15, ("bias", "scale")))
+    assert "as on one device, 2 leaves unproven, largest" in closing.table(unproven)
 
 
 def test_a_budget_that_is_not_kept_and_a_proof_that_fails_are_said():
