@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import traceback as _traceback
 from typing import Any
 
@@ -15,6 +16,8 @@ from jax._src import xla_bridge as _xla_bridge
 
 JAX_VERSION: str = jax.__version__
 _JAX = os.path.dirname(jax.__file__) + os.sep
+# Files, notebooks' cells among them, and what is typed at a prompt; not code that is frozen or made at run time.
+_WRITTEN = re.compile(r"\.py$|^<(stdin|python-input|ipython-input)[^<>]*>(-\d+)?$")
 
 
 def key_shape_and_dtype(aval: Any) -> tuple[tuple[int, ...], Any]:
@@ -56,7 +59,7 @@ def user_line(traceback: Any, but: str) -> str:
     frames = [
         f
         for f in _traceback.extract_tb(traceback)
-        if f.filename.endswith(".py") and not f.filename.startswith((_JAX, but))
+        if _WRITTEN.search(f.filename) and not f.filename.startswith((_JAX, but))
     ]
     own = [f for f in frames if "site-packages" not in f.filename] or frames
     return f"{own[-1].filename}:{own[-1].lineno} ({own[-1].name})" if own else ""
