@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -12,12 +11,12 @@ import numpy as np
 from shardwright.plan.amounts import bytes_text
 from shardwright.plan.placement import notation
 from shardwright.plan.record import LeafRecord, PlanRecord
+from shardwright.report.folding import filled, folded
 from shardwright.report.sources import short_classes
 
 MAX_GROUPS = 24
 MAX_NAMES = 12
 _ROLES = ("parameter", "optimizer", "batch", "key", "scalar", "result")
-_KEYED = re.compile(r"^(?P<prefix>.*)\[(?P<key>[^\[\]]+)\]$")
 
 
 def leaf_lines(record: PlanRecord, width: int) -> Iterator[str]:
@@ -40,12 +39,12 @@ def leaf_lines(record: PlanRecord, width: int) -> Iterator[str]:
     for (role, placed), group in ranked[:MAX_GROUPS]:
         amounts = f"{bytes_text(sum(local_bytes(leaf, mesh) for leaf in group)):>8} {_whole(group):>8}"
         head = f"  {role:<10}{placed:<{column}} {amounts}  "
-        names = _names([leaf.name for leaf in group])
-        if len(head) + len(names) <= width:
-            yield head + names
+        names = _names(group)
+        if len(head) + len(", ".join(names)) <= width:
+            yield head + ", ".join(names)
         else:
             yield head.rstrip()
-            yield from textwrap.wrap(names, width, initial_indent=" " * 12, subsequent_indent=" " * 12)
+            yield from (" " * 12 + line for line in filled(names, width - 12))
     if len(ranked) > MAX_GROUPS:
         yield f"  and {len(ranked) - MAX_GROUPS} more placements"
 
@@ -80,11 +79,7 @@ def _whole(group: Sequence[LeafRecord]) -> str:
     return bytes_text(sum(map(whole_bytes, group)))
 
 
-def _names(names: Sequence[str]) -> str:
-    """Names that differ in their last key alone share the rest: state[0]['wk', 'wq']."""
-    folded: dict[str, list[str]] = {}
-    for name in names[:MAX_NAMES]:
-        found = _KEYED.match(name)
-        folded.setdefault(found["prefix"] if found else name, []).append(found["key"] if found else "")
-    text = ", ".join(f"{prefix}[{', '.join(keys)}]" if keys[0] else prefix for prefix, keys in folded.items())
-    return text if len(names) <= MAX_NAMES else f"{text} and {len(names) - MAX_NAMES} more"
+def _names(group: Sequence[LeafRecord]) -> list[str]:
+    every = folded([leaf.name for leaf in group])
+    more = sum(f.count for f in every[MAX_NAMES:])
+    return [f.name for f in every[:MAX_NAMES]] + ([f"and {more} more"] if more else [])

@@ -147,3 +147,23 @@ def test_short_classes():
     boxed = ["state[0]['layers'][1]['kernel'].value.0", "state[0]['layers'][2]['kernel'].value.0", "m['emb'].value.1"]
     assert list(short_classes(boxed).values()) == ["layers.1.kernel.0", "layers.2.kernel.0", "emb.1"]
     assert short_classes(["x['a.b'].1", "x['a']['b'].1"]) == {n: n for n in ("x['a.b'].1", "x['a']['b'].1")}
+
+
+def test_repeated_layers_are_one_line_of_the_leaves():
+    w, *_ = record().program.inputs
+    layers = tuple(dataclasses.replace(w, name=f"state.params['Dense_{i}']['kernel']") for i in range(6))
+    long = tuple(
+        dataclasses.replace(
+            w, name=f"state.opt_state[0].{m}['a_layer_with_a_long_name_{i}']['kernel']", role="optimizer"
+        )
+        for m in ("mu", "nu")
+        for i in range(6)
+    )
+    text = plan_text(record(programs=(dataclasses.replace(record().program, inputs=(*layers, *long), outputs=()),)))
+    lines = text[text.index("Leaves:") :].split("\n\n")[0].splitlines()
+    assert [line.split()[-1] for line in lines[1:]] == [
+        "state.params['Dense_0…5']['kernel']",
+        "MB",
+        "state.opt_state[0].{mu,nu}['a_layer_with_a_long_name_0…5']['kernel']",
+    ]
+    assert max(map(len, lines)) <= WIDTH
