@@ -1,8 +1,8 @@
 """Names of leaves, those that differ in a number or a key written as one.
 
-layers[0].up, layers[1].up, layers[2].up        layers[0…2].up
-state['wk'], state['wq']                        state['wk', 'wq']
-slots.mu['a'], slots.nu['a']                    slots.{mu,nu}['a']
+* layers[0].up, layers[1].up, layers[2].up: layers[0…2].up
+* state['wk'], state['wq']: state['wk', 'wq']
+* slots.mu['a'], slots.nu['a']: slots.{mu,nu}['a']
 """
 
 from __future__ import annotations

@@ -153,9 +153,7 @@ def test_repeated_layers_are_one_line_of_the_leaves():
     w, *_ = record().program.inputs
     layers = tuple(dataclasses.replace(w, name=f"state.params['Dense_{i}']['kernel']") for i in range(6))
     long = tuple(
-        dataclasses.replace(
-            w, name=f"state.opt_state[0].{m}['a_layer_with_a_long_name_{i}']['kernel']", role="optimizer"
-        )
+        dataclasses.replace(w, name=f"state.opt_state[0].{m}['a_layer_of_a_long_name_{i}']['kernel']", role="optimizer")
         for m in ("mu", "nu")
         for i in range(6)
     )
@@ -164,6 +162,6 @@ def test_repeated_layers_are_one_line_of_the_leaves():
     assert [line.split()[-1] for line in lines[1:]] == [
         "state.params['Dense_0…5']['kernel']",
         "MB",
-        "state.opt_state[0].{mu,nu}['a_layer_with_a_long_name_0…5']['kernel']",
+        "state.opt_state[0].{mu,nu}['a_layer_of_a_long_name_0…5']['kernel']",
     ]
     assert max(map(len, lines)) <= WIDTH
