@@ -70,7 +70,8 @@ def _table(found: dict[str, Any]) -> str:
     lines += ["", "collectives of the compiled program, largest first:" if rows else "no collectives"]
     for row in rows[:_MAX_ROWS]:
         axes = "+".join(row["axes"]) if row["axes"] else "?"
-        lines.append(f"  {row['kind']:<15}{axes:<8}x{row['times']:<6}{bytes_text(row['bytes']):>9}  {row['source']}")
+        head = f"  {row['kind']:<15}{axes:<8}x{row['times']:<6}{bytes_text(row['bytes']):>9}"
+        lines.append(f"{head}  {row['source'] or row['scope']}".rstrip())
     if rest := rows[_MAX_ROWS:]:
         lines.append(f"  {f'and {len(rest)} smaller':<30}{bytes_text(sum(row['bytes'] for row in rest)):>9}")
     return "\n".join(lines)

@@ -30,7 +30,7 @@ def plan_facts(plan: Any) -> dict[str, Any]:
 def compiled_facts(peak_bytes: float, collectives: Iterable[Any]) -> dict[str, Any]:
     """Returns what a compiler reports: memory of one device and the collectives of one run."""
     rows = [
-        {"kind": c.kind, "axes": c.axes, "bytes": c.sent_bytes, "times": c.times, "source": c.source}
+        {"kind": c.kind, "axes": c.axes, "bytes": c.sent_bytes, "times": c.times, "source": c.source, "scope": c.scope}
         for c in collectives
     ]
     return {"peak_bytes": peak_bytes, "sent_bytes": sum(r["bytes"] for r in rows), "collectives": rows}

@@ -16,7 +16,7 @@ from shardwright import _compat
 from shardwright.partition.device import DeviceProgram, Slot
 from shardwright.partition.emit import emit
 from shardwright.plan.placement import Placement
-from shardwright.program.ir import Leaf, Program
+from shardwright.program.ir import Leaf, Program, walk
 from shardwright.run.devices import make_mesh as make_mesh
 from shardwright.run.targets import Lowerable
 
@@ -98,6 +98,7 @@ def lowerable(program: Program, device: DeviceProgram) -> Lowerable:
         out_specs=tuple(_placement(o).spec for o in device.block.outputs),
         mesh_axes=dict(device.mesh),
         donate=tuple(i for i, leaf in enumerate(program.inputs) if leaf.donated),
+        lines=tuple(eqn.source.line for eqn in walk(program.block)),
     )
 
 

@@ -42,7 +42,7 @@ from shardwright.run.target_names import Target
 from shardwright.run.traffic import Collective, traffic
 
 _HERE = Path(__file__).parent
-_STORED_FORMAT = 1  # of the results on disk; another number leaves the old ones unread
+_STORED_FORMAT = 2  # of the results on disk; another number leaves the old ones unread
 _CHILD_SCOPE = "jit(call)/call_exported/"  # what calling an exported program puts before its name scopes
 
 
@@ -57,6 +57,7 @@ class Lowerable:
         out_specs: how each result lies on the mesh.
         mesh_axes: axis -> size, major to minor.
         donate: positions of the arguments whose memory the results may take.
+        lines: the user's source lines of what is computed: those that a stored result names are these.
     """
 
     make_fn: Callable[[Mesh | AbstractMesh], Callable[..., Any]]
@@ -65,6 +66,7 @@ class Lowerable:
     out_specs: tuple[PartitionSpec, ...]
     mesh_axes: Mapping[str, int]
     donate: tuple[int, ...] = ()
+    lines: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +135,7 @@ def compile_ahead(lowerable: Lowerable, target: str) -> Ahead:
     with gzip.open(stored, "rt") as file:
         result = json.load(file)
     rows = traffic(result["text"], lowerable.mesh_axes)
-    rows = tuple(dataclasses.replace(row, source=row.source.replace(_CHILD_SCOPE, "")) for row in rows)
+    rows = tuple(dataclasses.replace(row, scope=row.scope.replace(_CHILD_SCOPE, "")) for row in rows)
     return Ahead(target, Memory(**result["memory"]), rows, result["text"])
 
 
@@ -152,7 +154,7 @@ def export_program(lowerable: Lowerable, target: Target) -> export.Exported:
 
 
 def _key(exported: export.Exported, lowerable: Lowerable, target: Target) -> str:
-    """A name for the result that is the same wherever in the user's source the same program was asked for."""
+    """A name for the result that is the same wherever the same program was asked for."""
     environment = target_names.child_environment(target)
     settings = [environment.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_ENABLE_X64")]
     asked = [target.name, dict(target.topology), list(lowerable.mesh_axes.items()), lowerable.donate, settings]
@@ -161,7 +163,7 @@ def _key(exported: export.Exported, lowerable: Lowerable, target: Target) -> str
     # Locations hold source lines, of the caller too, and the name scopes that results are reported under.
     scopes = sorted(set(re.findall(r'loc\("([^"]*)"(?!:)', text)))
     program = re.sub(r"^#loc.*\n| loc\((?:[^()\"]|\"[^\"]*\"|\([^()]*\))*\)", "", text, flags=re.MULTILINE)
-    return hashlib.sha256(json.dumps([program, scopes, asked, where]).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([program, scopes, lowerable.lines, asked, where]).encode()).hexdigest()
 
 
 def _compile(exported: export.Exported, lowerable: Lowerable, target: Target, stored: Path) -> None:

@@ -26,6 +26,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from shardwright.run import hlo_text
+from shardwright.run.hlo_frames import Frames, parse_frames, source_line
 from shardwright.run.hlo_text import Instruction, Module
 
 _KINDS = {
@@ -52,7 +53,8 @@ class Collective:
         times: executions in one run of the program.
         axes: mesh axes along which the members of a group differ, in the mesh's order. A group smaller than the
             product of these axes is a part of them. None: no mesh was given, or it cannot be told.
-        source: the name-scope path of the operations it came from, '' where XLA kept none.
+        source: the user's source line, 'file.py:12', '' where XLA kept none.
+        scope: the name-scope path of the operations it came from, likewise.
     """
 
     kind: str
@@ -60,7 +62,8 @@ class Collective:
     group_size: int
     times: int
     axes: tuple[str, ...] | None
-    source: str
+    source: str = ""
+    scope: str = ""
 
     @property
     def sent_bytes(self) -> float:
@@ -91,7 +94,7 @@ def traffic(text: str, mesh_axes: Mapping[str, int] | None = None) -> tuple[Coll
         places gives two rows.
     """
     module = hlo_text.parse(text)
-    return tuple(_walk(module, module.entry, 1, mesh_axes, set(), ()))
+    return tuple(_walk(module, parse_frames(text), module.entry, 1, mesh_axes, set(), ()))
 
 
 def unknown_loops(text: str) -> tuple[str, ...]:
@@ -117,6 +120,7 @@ def by_kind(rows: Iterable[Collective]) -> dict[str, tuple[int, float]]:
 
 def _walk(
     module: Module,
+    frames: Frames,
     name: str,
     times: int,
     mesh_axes: Mapping[str, int] | None,
@@ -131,7 +135,7 @@ def _walk(
         if kind in hlo_text.COLLECTIVES:
             chain = re.search(r'chain_id="([^"]*)"', instruction.rest)
             if chain is None or chain.group(1) not in chains:
-                yield _row(module, name, instruction, kind, times, mesh_axes)
+                yield _row(module, frames, name, instruction, kind, times, mesh_axes)
             chains |= {chain.group(1)} if chain else set()
         elif not instruction.opcode.endswith(("-done", "-update")):
             turns = hlo_text.trip_count(instruction, module) if instruction.opcode == "while" else 1
@@ -140,11 +144,12 @@ def _walk(
             inner = chains if instruction.opcode == "fusion" else None
             for callee in hlo_text.called(instruction):
                 visited = set() if inner is None else inner
-                yield from _walk(module, callee, times * turns, mesh_axes, visited, (*path, name))
+                yield from _walk(module, frames, callee, times * turns, mesh_axes, visited, (*path, name))
 
 
 def _row(
     module: Module,
+    frames: Frames,
     computation: str,
     instruction: Instruction,
     kind: str,
@@ -160,9 +165,10 @@ def _row(
     group_size, groups = hlo_text.device_groups(instruction.rest, module.num_devices)
     if kind == "all-reduce" and computation.startswith("all-reduce-scatter"):
         kind, result_bytes = "reduce-scatter", result_bytes / group_size
-    source = re.search(r'op_name="([^"]*)"', instruction.rest)
+    named = re.search(r'op_name="([^"]*)"', instruction.rest)
+    source, scope = source_line(instruction.rest, frames), named.group(1) if named else ""
     axes = None if mesh_axes is None or groups is None else _axes(groups, mesh_axes)
-    return Collective(_KINDS[kind], result_bytes, group_size, times, axes, source.group(1) if source else "")
+    return Collective(_KINDS[kind], result_bytes, group_size, times, axes, source, scope)
 
 
 def _axes(groups: np.ndarray, mesh_axes: Mapping[str, int]) -> tuple[str, ...] | None:

@@ -4,7 +4,9 @@
 are installed (here, or where SHARDWRIGHT_TPU_PYTHON and SHARDWRIGHT_GPU_PYTHON point).
 """
 
+import dataclasses
 import functools
+import inspect
 import json
 import subprocess
 import sys
@@ -87,6 +89,13 @@ def ahead_or_skip(program, target):
         raise
 
 
+def lines_of_collectives():
+    """Where `make_fn` has a collective, as 'test_targets.py:12'."""
+    text, start = inspect.getsourcelines(make_fn)
+    calls = ("all_gather", "psum_scatter", "psum", "pmean")
+    return {f"test_targets.py:{start + i}" for i, line in enumerate(text) if any(f"lax.{c}(" in line for c in calls)}
+
+
 WEIGHT_SHARD_BYTES = 4 * LAYERS * WIDTH * WIDTH // 4
 STEP_SENT_BYTES = (
     LAYERS * 3 / 4 * 4 * WIDTH * WIDTH  # gathers in the loop
@@ -109,9 +118,10 @@ def test_cpu_is_what_this_process_compiles():
         (row.kind, row.axes, row.times) for row in ahead.collectives
     ]
     assert sent_bytes(ahead.collectives) == pytest.approx(STEP_SENT_BYTES)
-    # Sources are the user's, without a trace of the journey.
-    assert all("call_exported" not in row.source for row in ahead.collectives)
-    assert any("while/body" in row.source for row in ahead.collectives)
+    # Scopes and lines are the user's, without a trace of the journey.
+    assert all("call_exported" not in row.scope for row in ahead.collectives)
+    assert any("while/body" in row.scope for row in ahead.collectives)
+    assert {row.source for row in ahead.collectives} == {row.source for row in rows} == lines_of_collectives()
 
 
 def test_peak_counts_shared_memory_once():
@@ -131,6 +141,7 @@ def test_real_compilers(target):
     arguments = WEIGHT_SHARD_BYTES + 4 * BATCH * WIDTH // 2
     assert arguments <= ahead.memory.argument_bytes <= arguments + 4096
     assert ahead.memory.temp_bytes > 0
+    assert {row.source for row in ahead.collectives} == lines_of_collectives()
     kinds = {(row.kind, row.axes, row.times) for row in ahead.collectives}
     assert ("all_gather", ("tensor",), LAYERS) in kinds
     assert ("all_reduce", ("data",), 1) in kinds
@@ -157,6 +168,8 @@ def test_stored_results_are_used_again(monkeypatch):
     assert compile_ahead(lowerable(), "cpu:8") == first
     with pytest.raises(TypeError):
         compile_ahead(lowerable(width=WIDTH * 2), "cpu:8")
+    with pytest.raises(TypeError):  # the same step on other lines, which the stored result does not name
+        compile_ahead(dataclasses.replace(lowerable(), lines=("train.py:7 (step)",)), "cpu:8")
 
 
 def test_another_number_of_devices():

@@ -3,6 +3,7 @@
 import functools
 import importlib.util
 import math
+import re
 import sys
 from pathlib import Path
 
@@ -60,7 +61,8 @@ def test_each_kind_on_each_axis(kind, axis):
     assert (row.kind, row.axes, row.times) == (kind, (axis,), 1)
     assert row.group_size == (8 if kind == "permute" else MESH_AXES[axis])
     assert row.sent_bytes == expected_bytes(kind, MESH_AXES[axis], 4 * ROWS * COLUMNS)
-    assert "shard_map" in row.source
+    assert "shard_map" in row.scope
+    assert re.fullmatch(r"test_traffic\.py:\d+", row.source)  # the lambda above
 
 
 def test_both_axes_and_no_mesh():
@@ -139,10 +141,10 @@ source_target_pairs={{0,4},{4,0},{1,5},{5,1}}
 def test_gpu_text():
     rows = traffic(GPU_TEXT, MESH_AXES)
     assert rows == (
-        Collective("all_gather", 4 * 128 + 2 * 8, 4, 6, ("tensor",), "a/b"),
-        Collective("reduce_scatter", 4 * 64, 2, 6, ("data",), ""),
-        Collective("all_reduce", 4 * 32 + 4, 8, 1, ("data", "tensor"), ""),
-        Collective("permute", 4 * 32, 8, 1, ("data",), ""),
+        Collective("all_gather", 4 * 128 + 2 * 8, 4, 6, ("tensor",), scope="a/b"),
+        Collective("reduce_scatter", 4 * 64, 2, 6, ("data",)),
+        Collective("all_reduce", 4 * 32 + 4, 8, 1, ("data", "tensor")),
+        Collective("permute", 4 * 32, 8, 1, ("data",)),
     )
 
 
@@ -191,8 +193,8 @@ ENTRY %main (p: bf16[4]) -> f32[16] {
 
 def test_tpu_text():
     """A chain over three fusions is one gather in each of two loops; the fused all-reduce is a reduce-scatter."""
-    gather = Collective("all_gather", 2 * 16, 4, 5, ("tensor",), "")
-    scatter = Collective("reduce_scatter", 4 * 16, 4, 1, ("tensor",), "")
+    gather = Collective("all_gather", 2 * 16, 4, 5, ("tensor",))
+    scatter = Collective("reduce_scatter", 4 * 16, 4, 1, ("tensor",))
     assert traffic(TPU_TEXT, MESH_AXES) == (gather, gather, scatter)
     assert unknown_loops(TPU_TEXT) == ("while.3",)
 
