@@ -1,7 +1,7 @@
 """The names of machines that a program can be compiled for, and the process that each compiler wants.
 
 tpu-GENERATION:SHAPE     a slice of v2, v3, v4, v5e, v5p, v6e or 7x: tpu-v5e:4x4, tpu-v5p:2x2x2
-GPU:HOSTSxGPUS           hosts of that many GPUs each (a name in data/*.txt): h100:1x8, a100-80g:2x8
+GPU:HOSTSxGPUS           hosts of that many GPUs each (a name in data/*.txt): h100:1x8, a100-80g:2x8, b200:1x8
 GPU:DOMAINSxHOSTSxGPUS   the same where a fast-link domain spans hosts
 cpu:N                    N virtual devices of this processor
 """
@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import jax
+
+from shardwright import cluster
 
 _DATA = Path(__file__).parent / "data"
 _TPU_GENERATIONS = ("v2", "v3", "v4", "v5e", "v5p", "v6e", "7x")
@@ -58,7 +60,13 @@ def parse_target(name: str) -> Target:
     if is_shape and machine == "cpu" and len(sizes) == 1:
         return Target(name, "cpu", "cpu", {"num_devices": shape})
     known = ", ".join([*(f"tpu-{each}:SHAPE" for each in _TPU_GENERATIONS), *(f"{gpu}:HOSTSxGPUS" for gpu in gpus)])
-    raise ValueError(f"no target {name!r}; the targets are {known} and cpu:N, such as tpu-v5p:2x2x2, h100:1x8, cpu:8")
+    listed = f"the targets are {known} and cpu:N, such as tpu-v5p:2x2x2, h100:1x8, cpu:8"
+    if machine in cluster.names() and not machine.startswith(("tpu-", "cpu")) and machine not in gpus:
+        raise ValueError(
+            f"no target {name!r}: {machine} can be planned for, but XLA's GPU compiler no longer knows it (CUDA 13 "
+            f"begins with compute capability 7.5). Compile for another target to see its collectives; {listed}"
+        )
+    raise ValueError(f"no target {name!r}; {listed}")
 
 
 def child_python(target: Target) -> str:

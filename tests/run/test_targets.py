@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import inspect
 import json
+import re
 import subprocess
 import sys
 
@@ -17,6 +18,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from shardwright import cluster
 from shardwright.plan import cache
 from shardwright.run import ahead_child, targets
 from shardwright.run.target_names import child_environment, parse_target
@@ -29,7 +31,7 @@ pytest.importorskip(
 
 WIDTH, BATCH, LAYERS = 256, 64, 3
 AXES = {"data": 2, "tensor": 4}
-REAL_TARGETS = ["tpu-v5p:2x2x2", "h100:1x8", "a100-80g:1x8"]
+REAL_TARGETS = ["tpu-v5p:2x2x2", "h100:1x8", "a100-40g:1x8", "a100-80g:1x8", "h200:1x8", "b200:1x8"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -231,6 +233,28 @@ def test_target_names(name, platform, topology):
 def test_unknown_targets(name):
     with pytest.raises(ValueError, match="the targets are"):
         parse_target(name)
+
+
+def test_every_cluster_is_a_target_or_its_error_says_why():
+    shapes = {"cpu": "8", "tpu-v2": "4x4", "tpu-v3": "4x4", "tpu-v5e": "4x4", "tpu-v6e": "4x4"}
+    shapes |= {"tpu-v4": "2x2x2", "tpu-v5p": "2x2x2", "tpu-7x": "2x2x2"}
+    refused = {}
+    for machine in cluster.names():
+        target = f"{machine}:{shapes.get(machine, '1x8')}"
+        try:
+            parsed = parse_target(target)
+        except ValueError as error:
+            refused[machine] = str(error)
+            continue
+        if parsed.platform == "cuda":
+            config = parsed.topology["target_config"]
+            assert "gpu_device_info {" in config and cluster.parse(target).device.platform == "gpu"
+            memory_bytes = int(re.search(r"device_memory_size: (\d+)", config)[1])
+            # What a device reports is within a twelfth of what its vendor says.
+            assert abs(memory_bytes / cluster.parse(target).device.memory_bytes - 1) < 1 / 12
+    assert set(refused) == {"v100-16g", "v100-32g"}
+    for machine, said in refused.items():
+        assert f"{machine} can be planned for" in said and "CUDA 13" in said and "h200:HOSTSxGPUS" in said
 
 
 def test_child_environment(monkeypatch):
