@@ -156,3 +156,11 @@ def walk(block: Block) -> Iterator[Equation]:
 def trip_count(equation: Equation) -> int:
     """How often one run of `equation` runs its blocks: a scan's length, else 1 (a while's is not known)."""
     return int(equation.params["length"]) if equation.name == "scan" else 1
+
+
+def counted(block: Block, times: int = 1) -> Iterator[tuple[Equation, int]]:
+    """Every equation of `block` and of the blocks inside, with how often one run of `block` runs it."""
+    for equation in block.equations:
+        yield equation, times
+        for inner in equation.blocks:
+            yield from counted(inner, times * trip_count(equation))

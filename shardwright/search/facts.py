@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 
-from shardwright.program.ir import Block, Equation, Program, Role, Var, trip_count
+from shardwright.program.ir import Program, Role, Var, counted
 from shardwright.rules.classes import Classes
 
 STATE = (Role.PARAMETER, Role.OPTIMIZER)
@@ -32,7 +31,7 @@ def class_facts(program: Program, classes: Classes) -> ClassFacts:
     flops: dict[int, float] = {}
     values: dict[int, float] = {}
     stacked: set[int] = set()
-    for eqn, times in _counted(program.block, 1):
+    for eqn, times in counted(program.block):
         if eqn.name == "scan":
             first = eqn.params["num_consts"] + eqn.params["num_carry"]
             stacked.update(classes.of[a][0] for a in eqn.invars[first:] if isinstance(a, Var))
@@ -53,10 +52,3 @@ def class_facts(program: Program, classes: Classes) -> ClassFacts:
         if leaf.role is Role.PARAMETER:
             parameters.append(classes.of[v])
     return ClassFacts(flops, values, state, tuple(parameters), frozenset(stacked))
-
-
-def _counted(block: Block, times: int) -> Iterator[tuple[Equation, int]]:
-    for eqn in block.equations:
-        yield eqn, times
-        for inner in eqn.blocks:
-            yield from _counted(inner, times * trip_count(eqn))
