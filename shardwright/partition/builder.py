@@ -8,7 +8,7 @@ from shardwright.partition.context import Context, device_shape, padded_shape
 from shardwright.partition.cuts import Cuts, placed
 from shardwright.partition.device import Compute, Constant, Fallback, Move, Op, Slot
 from shardwright.partition.routes import route
-from shardwright.plan.placement import Placement, local_shape, whole, without_partial
+from shardwright.plan.placement import Placement, local_shape, whole, with_dim, without_partial
 from shardwright.program.ir import Atom, Equation, Literal, Source, Var
 from shardwright.rules.classes import Facts
 
@@ -121,7 +121,7 @@ class Builder:
                 return made
             self.primary(a)
         if not any(set(placement.partial) <= set(at.partial) for at in slots):
-            return self._masked(v, slots, placement, source, why)
+            return self._expanded(v, slots, placement, source, why) or self._masked(v, slots, placement, source, why)
         return self._moved(v, slots, placement, source, why)
 
     def _is_fresh(self, slot: Slot, source: Source) -> bool:
@@ -140,6 +140,21 @@ class Builder:
         slot = self._moved(v, fresh, placement, source, why)
         slots.update({p: s for p, s in fresh.items() if p != at})
         return slot
+
+    def _expanded(
+        self, v: Var, slots: dict[Placement, Slot], placement: Placement, source: Source, why: str
+    ) -> Slot | None:
+        """A value that must enter a pending sum on axes that cut a dim of it: a block between zeros; else None."""
+        for at, slot in slots.items():
+            fresh = tuple([p for p in placement.partial if p not in at.partial])
+            for dim, axes in enumerate(at.dims):
+                kept, last = axes[: -len(fresh)], axes[-len(fresh) :]
+                if {(axis, "sum") for axis in last} == set(fresh):
+                    place = Placement(with_dim(at, dim, kept).dims, tuple(sorted((*at.partial, *fresh))))
+                    slots[place] = self.slot(v, place)
+                    self.ops.append(Move("expand", (slot,), (slots[place],), last, source, dim, why=why))
+                    return self._moved(v, slots, placement, source, why)
+        return None
 
     def _masked(self, v: Var, slots: dict[Placement, Slot], placement: Placement, source: Source, why: str) -> Slot:
         """A value that is not pending but must enter a pending sum: the first device keeps it, the others hold zero."""

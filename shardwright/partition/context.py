@@ -6,7 +6,9 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
+from shardwright.partition.device import Copied
 from shardwright.partition.effects import check_effects
+from shardwright.partition.finer import finer
 from shardwright.partition.pinned import check_pins, pin_of, pins_of
 from shardwright.plan.decision import AxisPlan, Decision
 from shardwright.plan.placement import Placement, local_shape
@@ -19,13 +21,14 @@ SMALL_BYTES = 16384
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Context:
-    """A program, its classes and a decision."""
+    """A program, the classes that it is partitioned by, a decision in terms of them, and what they leave whole."""
 
     program: Program
     classes: Classes
     decision: Decision
     mesh: Mapping[str, int]
     padded_sizes: tuple[int, ...]
+    copied: tuple[Copied, ...] = ()
 
     @property
     def mesh_items(self) -> tuple[tuple[str, int], ...]:
@@ -37,6 +40,7 @@ def make_context(program: Program, classes: Classes, decision: Decision) -> Cont
     """Fixes every class' padded size: the least multiple of the product of the axes that cut it, here or in a pin."""
     check_pins(program, decision.mesh)
     check_effects(program, decision.mesh)
+    classes, decision, copied = finer(program, classes, decision)
     axes: dict[int, set[str]] = {}
     for plan in decision.axes:
         for c in (*plan.compute, *plan.store):
@@ -48,7 +52,7 @@ def make_context(program: Program, classes: Classes, decision: Decision) -> Cont
     for each in classes.all:
         parts = math.prod(decision.mesh[a] for a in axes.get(each.id, ()))
         padded.append(math.ceil(each.size / parts) * parts)
-    return Context(program, classes, decision, decision.mesh, tuple(padded))
+    return Context(program, classes, decision, decision.mesh, tuple(padded), copied)
 
 
 def padded_shape(context: Context, var: Var) -> tuple[int, ...]:

@@ -91,7 +91,7 @@ def _equation(context: Context, cuts: Cuts, eqn: Equation, lies: dict[Var, Place
     cuts.axes[eqn] = axes
     if eqn.name == "broadcast_in_dim" and is_zero(cuts, eqn.invars[0]):
         cuts.zeros.update(eqn.outvars)
-    pending = _pending(context, cuts, eqn, facts, chosen)
+    pending = _pending(context, cuts, eqn, facts, chosen, lies)
     for v, dims in zip(eqn.outvars, facts.factors.results, strict=True):
         lies[v] = placed(dims, axes)
         cuts.partial[v] = pending
@@ -222,15 +222,35 @@ def _divides(context: Context, facts: Facts, factor: int, chosen: list[int | Non
     return c is not None and context.classes.all[c].size % parts == 0
 
 
-def _pending(context: Context, cuts: Cuts, eqn: Equation, facts: Facts, chosen: list[int | None]) -> frozenset[str]:
+def _pending(
+    context: Context,
+    cuts: Cuts,
+    eqn: Equation,
+    facts: Facts,
+    chosen: list[int | None],
+    lies: dict[Var, Placement],
+) -> frozenset[str]:
     found = set()
     for plan, factor in zip(context.decision.axes, chosen, strict=True):
         if factor is not None:
             if facts.factors.contracted.get(factor) == "sum":
                 found.add(plan.axis)
-        elif passing_group(cuts, eqn, facts, plan.axis, None):
+        elif passing_group(cuts, eqn, facts, plan.axis, None) or any(
+            isinstance(a, Var) and expands(facts, i, plan.axis, lies.get(a)) for i, a in enumerate(eqn.invars)
+        ):
             found.add(plan.axis)
     return frozenset(found)
+
+
+def expands(facts: Facts, position: int, axis: str, at: Placement | None) -> bool:
+    """Whether an operand that lies cut on `axis` can enter as a pending sum: each device's block between zeros.
+
+    So it is where copies are summed into the pieces that they are copies of (`partition.finer`).
+    """
+    if not facts.apart or at is None or frozenset({position}) not in facts.linear:
+        return False
+    dim = at.dim_of(axis)
+    return dim is not None and facts.factors.operands[position][dim] in facts.apart
 
 
 def passing_group(

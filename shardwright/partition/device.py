@@ -70,7 +70,8 @@ class Move:
 
     kind: all_reduce, all_gather, reduce_scatter, all_to_all, permute (collectives), slice (keep a block of a whole
     dim), mask (a whole value becomes a pending sum: kept on the first device of `axes`, zero elsewhere), relabel (zero
-    becomes a pending sum as it is), barrier (the first input again, but not before the second one).
+    becomes a pending sum as it is), expand (a block becomes a pending sum, at its place between zeros), barrier (the
+    first input again, but not before the second one).
     `dim` is gathered, scattered or sliced; all_to_all scatters `dim` and gathers `other_dim`.
     """
 
@@ -131,6 +132,29 @@ class Fallback:
     reason: str
 
 
+@dataclasses.dataclass(frozen=True)
+class Copied:
+    """A class of dims that its axes cut only where its pieces have been copied.
+
+    Attributes:
+      name: the class.
+      pieces: how many it has.
+      copies: how many there are of them where they are cut.
+      axes: mesh axes that cut these.
+      parts: devices along the axes.
+      whole: leaves that have the class and are whole on these axes.
+      line: where the pieces are copied.
+    """
+
+    name: str
+    pieces: int
+    copies: int
+    axes: tuple[str, ...]
+    parts: int
+    whole: tuple[str, ...]
+    line: str
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class DeviceProgram:
     """The partitioned step: what goes in and comes out has the placements of the plan."""
@@ -138,6 +162,7 @@ class DeviceProgram:
     block: DeviceBlock
     mesh: dict[str, int]
     fallbacks: tuple[Fallback, ...] = ()
+    copied: tuple[Copied, ...] = ()
 
 
 def walk(block: DeviceBlock, times: int = 1) -> Iterator[tuple[Op, int]]:

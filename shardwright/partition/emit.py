@@ -152,6 +152,14 @@ def _slice(op: Move, x: Any, mesh: Mapping[str, int]) -> Any:
     return lax.dynamic_slice_in_dim(x, block_index(op.axes, mesh) * block, block, axis=op.dim)
 
 
+def _expand(op: Move, x: Any, mesh: Mapping[str, int]) -> Any:
+    """This device's block at its place between zeros."""
+    block, full = x.shape[op.dim], op.outputs[0].shape[op.dim]
+    shape = [block * math.prod(mesh[a] for a in op.axes) if d == op.dim else n for d, n in enumerate(x.shape)]
+    among = lax.dynamic_update_slice_in_dim(jnp.zeros(shape, x.dtype), x, block_index(op.axes, mesh) * block, op.dim)
+    return _cut_off(among, op.dim, full)
+
+
 def _permute(op: Move, x: Any, mesh: Mapping[str, int]) -> Any:
     """The same blocks under another order of the axes: device (i, j) holds block i·J+j and wants block j·I+i."""
     before, after = op.inputs[0].placement.dims[op.dim], op.outputs[0].placement.dims[op.dim]
@@ -181,6 +189,7 @@ MOVES: dict[str, Callable[[Move, Any, Mapping[str, int]], Any]] = {
     "reduce_scatter": _reduce_scatter,
     "all_to_all": _all_to_all,
     "slice": _slice,
+    "expand": _expand,
     "permute": _permute,
     "mask": _mask,
     "relabel": lambda op, x, mesh: x,

@@ -12,7 +12,7 @@ import math
 from shardwright.partition import boundary, control
 from shardwright.partition.builder import Builder
 from shardwright.partition.context import Context, at_rest, make_context
-from shardwright.partition.cuts import Cuts, find_cuts, placed
+from shardwright.partition.cuts import Cuts, expands, find_cuts, placed
 from shardwright.partition.device import Compute, DeviceBlock, DeviceProgram, Fallback, Mask, Move, Slot
 from shardwright.partition.effects import runs_once
 from shardwright.partition.pending import passes
@@ -37,7 +37,7 @@ def partition(program: Program, classes: Classes, decision: Decision) -> DeviceP
             wanted.append(at_rest(context, leaf, v) if isinstance(v, Var) else whole(v.aval.ndim))
     fallbacks: list[Fallback] = []
     lowered = _between(context, cuts, block, rest, wanted, fallbacks)
-    return DeviceProgram(lowered, dict(decision.mesh), tuple(fallbacks))
+    return DeviceProgram(lowered, dict(decision.mesh), tuple(fallbacks), context.copied)
 
 
 def _between(
@@ -142,7 +142,8 @@ def _equation(b: Builder, eqn: Equation) -> None:
         place = placed(dims, cut)
         if i in group:
             for axis in pending_axes:
-                if b.primary(a).placement.pending(axis):
+                at = b.primary(a).placement
+                if at.pending(axis) or expands(facts, i, axis, at):
                     place = with_partial(place, axis, "sum")
         inputs.append(b.get(a, place, eqn.source, eqn.name))
     blocks = tuple(b.block_size(facts, f, axes) if axes else factors.sizes[f] for f, axes in enumerate(cut))

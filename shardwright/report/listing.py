@@ -232,6 +232,7 @@ def _move_facts(op: Move) -> list[str]:
         "all_gather": {"dim": op.dim},
         "reduce_scatter": {"dim": op.dim},
         "slice": {"dim": op.dim},
+        "expand": {"dim": op.dim},
         "permute": {"dim": op.dim},
         "all_to_all": {"cut_dim": op.dim, "joined_dim": op.other_dim},
     }.get(op.kind, {})

@@ -7,7 +7,8 @@ Told are
 - fallbacks: operations that could not be cut as the plan wanted;
 - gathers of anything but state after which nothing is cut on the gathered axis: what was spread is now repeated;
 - heavy operations that run whole on an axis;
-- dims that divide badly.
+- dims that divide badly;
+- dims with too few pieces, of which the copies are cut.
 """
 
 from __future__ import annotations
@@ -53,8 +54,24 @@ def warnings_of(program: Program, device: DeviceProgram, estimate: Estimate) -> 
         *_gathers(find_flow(program, device), priced, told, estimate),
         *_redundant(device, work, told),
         *_padding(device, work),
+        *_copied(device),
     ]
     return tuple(sorted(found, key=lambda w: (-w.seconds, -w.bytes, w.kind, w.source, w.message)))
+
+
+def _copied(device: DeviceProgram) -> Iterator[PlanWarning]:
+    """Classes with too few pieces for their axes, which cut the copies of these."""
+    for c in device.copied:
+        more = f" and {len(c.whole) - 2} more" if c.whole[2:] else ""
+        leaves = f", and {', '.join(c.whole[:2])}{more}," if c.whole else ""
+        fitting = math.gcd(c.pieces, c.parts)
+        yield PlanWarning(
+            "copied",
+            f"{c.name} has {c.pieces} pieces, copied into {c.copies} here, and axis {'+'.join(c.axes)} {c.parts} "
+            f"devices: the copies are cut; the {c.pieces}{leaves} are whole on every device",
+            f"{c.parts} pieces{f', or an axis of {fitting} devices,' if fitting > 1 else ''} would let both be cut.",
+            short_source(c.line),
+        )
 
 
 Work = Mapping[Compute, tuple[int, float]]

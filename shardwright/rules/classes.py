@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable
+from typing import Any
 
 from shardwright.program.ir import Atom, Block, Equation, Program, Role, Var, walk
 from shardwright.rules.row import Factors, Row
@@ -36,6 +37,7 @@ class Facts:
       classes: the class of each factor (None: no dim of a variable has it).
       cuttable: class → its factors that can be cut.
       blocked: classes whose factors cannot be cut.
+      apart: factors that join nothing: their dims are in different classes and whole here.
       linear: groups of operands through which a pending sum may pass.
       flops: of the whole equation.
       largest_bytes: of its largest operand or result.
@@ -46,6 +48,7 @@ class Facts:
     classes: tuple[int | None, ...]
     cuttable: dict[int, tuple[int, ...]]
     blocked: frozenset[int]
+    apart: frozenset[int]
     linear: tuple[frozenset[int], ...]
     flops: float
     largest_bytes: int
@@ -55,13 +58,15 @@ class Facts:
 class Classes:
     """Classes of a program, and the facts of each of its equations outside control flow.
 
-    `readers`: variable → (equation, or None for its block's result; operand position), in order.
+    `readers`: variable → (equation, or None for its block's result; operand position), in order. `finer`: what the
+    partitioner has found of classes that their axes do not divide, by (class, devices that cut it) of all of these.
     """
 
     all: tuple[DimClass, ...]
     of: dict[Var, tuple[int, ...]]
     facts: dict[Equation, Facts]
     readers: dict[Var, list[tuple[Equation | None, int]]]
+    finer: dict[frozenset[tuple[int, int]], Any] = dataclasses.field(default_factory=dict)
 
     def size_multiple(self, var: Var, dim: int) -> int:
         """How many elements of `var`'s dim one unit of its class is."""
@@ -102,15 +107,19 @@ class _Union:
             self.units[root] = math.gcd(self.units.get(root, 0), units)
 
 
-def find_classes(program: Program) -> Classes:
-    """The classes of `program`'s dims."""
+Apart = frozenset[tuple[Equation, int]]
+"""(Equation, factor): factors that join nothing."""
+
+
+def find_classes(program: Program, apart: Apart = frozenset()) -> Classes:
+    """The classes of `program`'s dims; the factors in `apart` join none."""
     union = _Union()
     facts: dict[Equation, tuple[Row | None, Factors]] = {}
-    _visit(program.block, union, facts)
+    _visit(program.block, union, facts, apart)
     for out, i in zip(program.block.outvars, program.carried, strict=True):
         if i is not None:
             _join_all(union, [out, program.block.invars[i]])
-    return _number(program, union, facts)
+    return _number(program, union, facts, apart)
 
 
 def _join_all(union: _Union, atoms: Iterable[Atom], drop: tuple[int, ...] | None = None) -> None:
@@ -123,10 +132,10 @@ def _join_all(union: _Union, atoms: Iterable[Atom], drop: tuple[int, ...] | None
             union.join([(a, dim + d) for a, d in held], held[0][0].aval.shape[dim + held[0][1]])
 
 
-def _visit(block: Block, union: _Union, facts: dict[Equation, tuple[Row | None, Factors]]) -> None:
+def _visit(block: Block, union: _Union, facts: dict[Equation, tuple[Row | None, Factors]], apart: Apart) -> None:
     for eqn in block.equations:
         for inner in eqn.blocks:
-            _visit(inner, union, facts)
+            _visit(inner, union, facts, apart)
         if eqn.blocks:
             _JOIN[eqn.name](eqn, union)
             continue
@@ -134,7 +143,8 @@ def _visit(block: Block, union: _Union, facts: dict[Equation, tuple[Row | None, 
         factors = found.factors(eqn) if found else unknown_factors(eqn)
         facts[eqn] = found, factors
         for f, size in enumerate(factors.sizes):
-            union.join(_members(eqn, factors, f), size)
+            if (eqn, f) not in apart:
+                union.join(_members(eqn, factors, f), size)
 
 
 def unknown_factors(eqn: Equation) -> Factors:
@@ -181,7 +191,9 @@ def _join_cond(eqn: Equation, union: _Union) -> None:
 _JOIN = {"scan": _join_scan, "while": _join_while, "cond": _join_cond}
 
 
-def _number(program: Program, union: _Union, facts: dict[Equation, tuple[Row | None, Factors]]) -> Classes:
+def _number(
+    program: Program, union: _Union, facts: dict[Equation, tuple[Row | None, Factors]], apart: Apart
+) -> Classes:
     ids: dict[Node, int] = {}
     sizes: list[int] = []
     of: dict[Var, tuple[int, ...]] = {}
@@ -207,7 +219,8 @@ def _number(program: Program, union: _Union, facts: dict[Equation, tuple[Row | N
                 add(var)
     names = _names(program, of, facts, len(sizes))
     numbered = tuple(DimClass(i, names[i], s) for i, s in enumerate(sizes))
-    return Classes(numbered, of, {e: _complete(e, r, f, of) for e, (r, f) in facts.items()}, _readers(program.block))
+    complete = {e: _complete(e, r, f, of, apart) for e, (r, f) in facts.items()}
+    return Classes(numbered, of, complete, _readers(program.block))
 
 
 def _readers(program: Block) -> dict[Var, list[tuple[Equation | None, int]]]:
@@ -237,8 +250,11 @@ def inner_operands(eqn: Equation, position: int) -> list[Var]:
     return inner if position < nc + nb else [*inner, cond.invars[position - nb]]
 
 
-def _complete(eqn: Equation, found: Row | None, factors: Factors, of: dict[Var, tuple[int, ...]]) -> Facts:
-    classes = _factor_classes(eqn, factors, of)
+def _complete(
+    eqn: Equation, found: Row | None, factors: Factors, of: dict[Var, tuple[int, ...]], apart: Apart
+) -> Facts:
+    alone = frozenset(f for f in range(len(factors.sizes)) if (eqn, f) in apart)
+    classes = tuple(None if f in alone else c for f, c in enumerate(_factor_classes(eqn, factors, of)))
     cuttable: dict[int, tuple[int, ...]] = {}
     for f, c in enumerate(classes):
         if c is not None and f not in factors.blocked:
@@ -248,7 +264,8 @@ def _complete(eqn: Equation, found: Row | None, factors: Factors, of: dict[Var, 
     )
     flops = found.flops(eqn) if found else float(sum(v.aval.size for v in eqn.outvars))
     largest = max((a.aval.bytes for a in (*eqn.invars, *eqn.outvars)), default=0)
-    return Facts(found, factors, classes, cuttable, blocked, tuple(found.linear(eqn)) if found else (), flops, largest)
+    linear = tuple(found.linear(eqn)) if found else ()
+    return Facts(found, factors, classes, cuttable, blocked, alone, linear, flops, largest)
 
 
 def _blocks(block: Block) -> Iterable[Block]:
