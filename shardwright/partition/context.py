@@ -21,7 +21,7 @@ SMALL_BYTES = 16384
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Context:
-    """A program, the classes that it is partitioned by, a decision in terms of them, and what they leave whole."""
+    """A program, the classes that it is partitioned by, a decision in terms of them, and what these may leave whole."""
 
     program: Program
     classes: Classes
@@ -53,6 +53,19 @@ def make_context(program: Program, classes: Classes, decision: Decision) -> Cont
         parts = math.prod(decision.mesh[a] for a in axes.get(each.id, ()))
         padded.append(math.ceil(each.size / parts) * parts)
     return Context(program, classes, decision, decision.mesh, tuple(padded), copied)
+
+
+def copied(context: Context) -> tuple[Copied, ...]:
+    """Of what the classes leave whole that of which copies are cut indeed: by no class that the axis prefers."""
+    rest = {
+        leaf.name: at_rest(context, leaf, v)
+        for leaf, v in zip(context.program.inputs, context.program.block.invars, strict=True)
+    }
+    return tuple(
+        dataclasses.replace(c, whole=tuple(name for name in c.whole if not rest[name].axes & set(c.axes)))
+        for c in context.copied
+        if any(set(natural(context, v).dims[dim]) & set(c.axes) for v, dim in c.values)
+    )
 
 
 def padded_shape(context: Context, var: Var) -> tuple[int, ...]:

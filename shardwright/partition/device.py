@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from shardwright.plan.placement import Placement
-from shardwright.program.ir import Aval, Equation, Literal, Source
+from shardwright.program.ir import Aval, Equation, Literal, Source, Var
 from shardwright.rules.row import Factors, Row
 
 
@@ -142,7 +142,8 @@ class Copied:
       copies: how many there are of them where they are cut.
       axes: mesh axes that cut these.
       parts: devices along the axes.
-      whole: leaves that have the class and are whole on these axes.
+      whole: leaves that have the pieces and are whole on these axes.
+      values: variables that have the copies, and in which dim.
       line: where the pieces are copied.
     """
 
@@ -152,6 +153,7 @@ class Copied:
     axes: tuple[str, ...]
     parts: int
     whole: tuple[str, ...]
+    values: tuple[tuple[Var, int], ...]
     line: str
 
 

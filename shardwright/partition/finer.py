@@ -144,11 +144,22 @@ def _is_summed(classes: Classes, reader: Equation, dim: int) -> bool:
 
 def _copied(program: Program, old: Classes, found: Finer, decision: Decision, c: int) -> Copied:
     axes = tuple(a.axis for a in decision.axes if a.size > 1 and c in (*a.compute, *a.store))
-    whole = [
+    whole = tuple(
         leaf.name
         for leaf, v in zip(program.inputs, program.block.invars, strict=True)
         if any(was == c and k not in found.cut[c] for was, k in zip(old.of[v], found.classes.of[v], strict=True))
-    ]
+    )
+    values = tuple(_copies(found.classes.facts[eqn], eqn, f) for eqn, f in found.meetings[c])
     copies = min(found.classes.all[k].size for k in found.cut[c])
     line = found.meetings[c][0][0].source.line
-    return Copied(old.all[c].name, old.all[c].size, copies, axes, decision.parts(c), tuple(whole), line)
+    return Copied(old.all[c].name, old.all[c].size, copies, axes, decision.parts(c), whole, values, line)
+
+
+def _copies(facts: Facts, eqn: Equation, factor: int) -> tuple[Var, int]:
+    """The side of a meeting that has the copies: its variable and dim."""
+    result, dim = eqn.outvars[0], facts.factors.results[0].index(factor)
+    if result.aval.shape[dim] > facts.factors.sizes[factor]:
+        return result, dim
+    operand = eqn.invars[0]
+    assert isinstance(operand, Var), "constants meet nothing"
+    return operand, facts.factors.operands[0].index(factor)

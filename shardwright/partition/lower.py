@@ -11,7 +11,7 @@ import math
 
 from shardwright.partition import boundary, control
 from shardwright.partition.builder import Builder
-from shardwright.partition.context import Context, at_rest, make_context
+from shardwright.partition.context import Context, at_rest, copied, make_context
 from shardwright.partition.cuts import Cuts, expands, find_cuts, placed
 from shardwright.partition.device import Compute, DeviceBlock, DeviceProgram, Fallback, Mask, Move, Slot
 from shardwright.partition.effects import runs_once
@@ -37,7 +37,7 @@ def partition(program: Program, classes: Classes, decision: Decision) -> DeviceP
             wanted.append(at_rest(context, leaf, v) if isinstance(v, Var) else whole(v.aval.ndim))
     fallbacks: list[Fallback] = []
     lowered = _between(context, cuts, block, rest, wanted, fallbacks)
-    return DeviceProgram(lowered, dict(decision.mesh), tuple(fallbacks), context.copied)
+    return DeviceProgram(lowered, dict(decision.mesh), tuple(fallbacks), copied(context))
 
 
 def _between(

@@ -164,6 +164,14 @@ def test_in_a_loop_on_one_and_two_axes(remat, axes):
     check.holds(traced, device)
 
 
+def test_nothing_is_told_where_the_rows_are_cut_first():
+    """Every value that has the copies has rows too, and the axis prefers those."""
+    traced = attention(8, 2)
+    heads = class_of(traced, "params['q']", 1)
+    device = check.partitioned(traced, Decision((AxisPlan("t", 4, (class_of(traced, "x", 0), heads)),)))
+    assert device.copied == ()
+
+
 # The move
 
 
