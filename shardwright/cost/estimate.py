@@ -12,9 +12,9 @@ import numpy as np
 from shardwright.cluster import Cluster, Device, group_link, peak_flops_per_second
 from shardwright.cost.collectives import collective_seconds, sent_bytes
 from shardwright.cost.memory import Memory, memory_of
-from shardwright.cost.storage import stored
+from shardwright.cost.storage import itemsize_on, stored
 from shardwright.partition.device import COLLECTIVES, Compute, Control, DeviceBlock, DeviceProgram, Move, Op, Slot
-from shardwright.program.ir import Aval, Literal, Program
+from shardwright.program.ir import Literal, Program
 
 MATMULS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general"})
 
@@ -73,7 +73,7 @@ def estimate(program: Program, device: DeviceProgram, cluster: Cluster) -> Estim
         totals.seconds,
         communication,
         totals.flops,
-        memory_of(program, device),
+        memory_of(program, device, cluster.device.platform),
         tuple(totals.collectives),
     )
 
@@ -106,7 +106,7 @@ def _collective(totals: _Totals, op: Move, times: int) -> Collective:
     link = totals.link(op.axes)
     aval = op.outputs[0].aval
     kind, result = _as_run(op, group)
-    result = result * _wire_itemsize(totals.cluster.device, aval) // aval.itemsize
+    result = result * itemsize_on(totals.cluster.device.platform, aval) // aval.itemsize
     return Collective(
         kind,
         "+".join(op.axes),
@@ -133,14 +133,6 @@ def _as_run(op: Move, group: int) -> tuple[str, int]:
         before, after = op.inputs[0].shape[op.dim], op.outputs[0].shape[op.dim] * group
         return op.kind, op.inputs[0].bytes // before * after
     return op.kind, result
-
-
-def _wire_itemsize(device: Device, aval: Aval) -> int:
-    """Bytes of an element on its way. XLA's CPU back end sends bfloat16 as float32 and narrower floats as float16."""
-    name = str(aval.dtype)
-    if device.platform == "cpu" and name == "bfloat16":
-        return 4
-    return 2 if device.platform == "cpu" and name.startswith("float8") else aval.itemsize
 
 
 def _seconds(totals: _Totals, op: Op, kept: set[Slot], times: int) -> float:

@@ -1,17 +1,19 @@
-"""Memory of one device over one step, from the lifetimes of a per-device program's values.
+"""Memory of one device over one step: the most that the values of a per-device program take at one time.
 
-Arguments lie in memory throughout; a donated argument's buffer takes the result that replaces it. A value is held from
-the operation that computes it to its last reader; what fusion never stores is not held. A loop holds its stacked
-results and carries while it runs, and its body's own peak on top.
+Arguments lie in memory throughout; a donated argument's buffer takes the result that replaces it. A loop holds its
+stacked results and carries while it runs, and its body's own peak on top. What is held when: `cost.lifetimes`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from shardwright.cost.storage import stored
-from shardwright.partition.device import Control, DeviceBlock, DeviceProgram, Move, Slot
+from shardwright.cost.lifetimes import hold_together, lifetimes, reuses
+from shardwright.cost.order import combined, depth_first
+from shardwright.cost.storage import held_bytes, stored, workspace_bytes
+from shardwright.partition.device import Control, DeviceBlock, DeviceProgram, Op, Slot
 from shardwright.program.ir import Program, Role
 
 
@@ -27,8 +29,8 @@ class Memory:
     by_role: Mapping[str, int]
 
 
-def memory_of(program: Program, device: DeviceProgram) -> Memory:
-    """The peak of one device."""
+def memory_of(program: Program, device: DeviceProgram, platform: str) -> Memory:
+    """The peak of one device of a platform: "cpu", "gpu" or "tpu"."""
     block = device.block
     by_role = {r.value: 0 for r in (Role.PARAMETER, Role.OPTIMIZER, Role.BATCH)}
     arguments = 0
@@ -45,52 +47,39 @@ def memory_of(program: Program, device: DeviceProgram) -> Memory:
             if isinstance(out, Slot):
                 reused.add(out)
     fresh = {s for s in block.outputs if isinstance(s, Slot)} - reused
-    temp = peak_of(block, ignore=reused | fresh)
+    temp = peak_of(block, reused | fresh, platform)
     by_role["result"] = outputs - alias
     by_role["temporary"] = temp
     return Memory(arguments + outputs - alias + temp, arguments, outputs, alias, temp, by_role)
 
 
-def peak_of(block: DeviceBlock, ignore: set[Slot]) -> int:
-    """Largest sum of the bytes held at one time by `block`'s own values; its inputs and `ignore` belong to others."""
+def peak_of(block: DeviceBlock, ignore: set[Slot], platform: str, scan: Mapping[str, Any] | None = None) -> int:
+    """Largest sum of the bytes held at one time by `block`'s own values; its inputs and `ignore` belong to others.
+
+    `scan`: the parameters of the scan of which `block` is the body.
+    """
     kept = stored(block)
-    last: dict[Slot, int] = {}
-    for i, op in enumerate(block.ops):
-        for x in op.inputs:
-            if isinstance(x, Slot):
-                last[x] = i
-    end = len(block.ops)
-    for x in block.outputs:
-        if isinstance(x, Slot):
-            last[x] = end
-    _extend_through_fusions(block, kept, last)
-    owned = {s for op in block.ops for s in op.outputs if s in kept and s not in ignore and not _in_place(op)}
-    freed: dict[int, int] = {}
-    for s in owned:
-        freed[last.get(s, -1)] = freed.get(last.get(s, -1), 0) + s.bytes
+    leaders = combined(block) if platform == "cpu" else {}
+    block = depth_first(block, kept, leaders) if platform == "cpu" else block
+    born, last = lifetimes(block, kept, ignore, scan)
+    hold_together(block, leaders, born, last)
+    steps = [0] * (len(block.ops) + 1)  # what is taken when an operation starts, less what the one before has freed
+    for s, i in born.items():
+        steps[i] += held_bytes(s, platform)
+        steps[min(last[s] + 1, len(block.ops))] -= held_bytes(s, platform)
+    for s, x in reuses(block, born, last):
+        steps[born[s]] -= held_bytes(s, platform)
+        steps[born[s] + 1] += held_bytes(x, platform)
     live = peak = 0
     for i, op in enumerate(block.ops):
-        born = sum(s.bytes for s in op.outputs if s in owned)
-        if isinstance(op, Control):
-            inner = max((peak_of(b, ignore=set()) for b in op.bodies), default=0)
-            peak = max(peak, live + born + inner)
-        live += born
-        peak = max(peak, live)
-        live -= sum(s.bytes for s in op.outputs if s in owned and s not in last)
-        live -= freed.get(i, 0)
+        live += steps[i]
+        inner = max((peak_of(b, set(), platform, own) for b, own in bodies(op)), default=workspace_bytes(op))
+        peak = max(peak, live + inner)
     return peak
 
 
-def _in_place(op: object) -> bool:
-    return isinstance(op, Move) and op.kind in ("relabel", "barrier")
-
-
-def _extend_through_fusions(block: DeviceBlock, kept: set[Slot], last: dict[Slot, int]) -> None:
-    """A stored value that an unstored one is computed from lives until that one's last reader."""
-    for op in reversed(block.ops):
-        for out in op.outputs:
-            if out in kept or out not in last:
-                continue
-            for x in op.inputs:
-                if isinstance(x, Slot):
-                    last[x] = max(last.get(x, -1), last[out])
+def bodies(op: Op) -> Iterator[tuple[DeviceBlock, Mapping[str, Any] | None]]:
+    """The blocks of a loop or branch, each with the scan that it is the body of."""
+    if isinstance(op, Control):
+        for block in op.bodies:
+            yield block, op.equation.params if op.equation.name == "scan" else None

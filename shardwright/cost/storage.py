@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from shardwright.partition.device import Compute, DeviceBlock, Move, Op, Slot
+from shardwright.program.ir import Aval
 
 
 def stored(block: DeviceBlock) -> set[Slot]:
@@ -21,9 +25,9 @@ def stored(block: DeviceBlock) -> set[Slot]:
         for slot in op.outputs:
             uses = readers.get(slot, [])
             if (
-                not _fusible(op)
+                not is_fused(op)
                 or (len(uses) > 1 and slot.bytes > 4 * _input_bytes(op))
-                or any(not _fusible(u) for u in uses)
+                or any(not is_fused(u) for u in uses)
             ):
                 kept.add(slot)
     return kept
@@ -33,7 +37,48 @@ def _input_bytes(op: Op) -> int:
     return sum(x.bytes for x in op.inputs if isinstance(x, Slot))
 
 
-def _fusible(op: Op) -> bool:
+def is_fused(op: Op) -> bool:
+    """Whether `op` can be computed inside the fusion of its reader, and read there what it reads."""
     if isinstance(op, Compute):
         return op.row is not None and op.row.fused
-    return isinstance(op, Move) and op.kind in ("slice", "relabel", "mask", "barrier")
+    return isinstance(op, Move) and op.kind in ("slice", "relabel", "mask", "barrier", "expand")
+
+
+def itemsize_on(platform: str, aval: Aval) -> int:
+    """Bytes of an element as it is computed and sent.
+
+    XLA's CPU back end turns bfloat16 into float32 and narrower floats into float16.
+    """
+    name = str(aval.dtype)
+    if platform == "cpu" and name == "bfloat16":
+        return 4
+    return 2 if platform == "cpu" and name.startswith("float8") else aval.itemsize
+
+
+def held_bytes(slot: Slot, platform: str) -> int:
+    """Bytes of one device's part of a value that the step itself computes."""
+    return slot.bytes // slot.aval.itemsize * itemsize_on(platform, slot.aval)
+
+
+def workspace_bytes(op: Op) -> int:
+    """Bytes of the copies that `op` makes while it runs.
+
+    A collective gathers and scatters along the major dim; a matrix product wants batch dims first, then contracted ones
+    together at either end. What lies otherwise is copied.
+    """
+    if isinstance(op, Move) and op.kind in ("all_gather", "reduce_scatter"):
+        whole = op.outputs[0] if op.kind == "all_gather" else op.inputs[0]
+        return whole.bytes if math.prod(whole.shape[: op.dim]) > 1 else 0
+    if isinstance(op, Compute) and op.equation.name == "dot_general":
+        contracted, batch = op.equation.params["dimension_numbers"]
+        sides = zip(op.inputs, contracted, batch, strict=True)
+        return sum(x.bytes for x, c, b in sides if isinstance(x, Slot) and not _is_matrix(x.shape, c, b))
+    return 0
+
+
+def _is_matrix(shape: tuple[int, ...], contracted: Sequence[int], batch: Sequence[int]) -> bool:
+    """Whether an operand is read as a stack of matrices as it lies; dims of size 1 lie anywhere."""
+    order = [d for d, n in enumerate(shape) if n > 1]
+    b, c = [d for d in batch if shape[d] > 1], [d for d in contracted if shape[d] > 1]
+    rest = order[len(b) :]
+    return order[: len(b)] == b and c in (rest[: len(c)], rest[len(rest) - len(c) :])

@@ -20,6 +20,10 @@ from shardwright.program.ir import Leaf, Program, walk
 from shardwright.run.devices import make_mesh as make_mesh
 from shardwright.run.targets import Lowerable
 
+# Left alone, XLA's CPU back end runs first what is ready first, and holds the more for it; our devices are many to a
+# processor and have no idle cores to gain by that. `cost.order` prices this order.
+_COMPILER_OPTIONS = {"cpu": {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}}
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Executable:
@@ -81,7 +85,8 @@ def compile_program(program: Program, device: DeviceProgram, mesh: Mesh) -> Exec
     )
     abstract = [_compat.abstract(leaf.aval.shape, leaf.aval.dtype, leaf.aval.weak_type) for leaf in program.inputs]
     with jax.set_mesh(mesh):  # the user may have set another one
-        return Executable(program, mesh, shardings, step.lower(*abstract).compile())
+        compiled = step.lower(*abstract).compile(_COMPILER_OPTIONS.get(mesh.devices.flat[0].platform))
+        return Executable(program, mesh, shardings, compiled)
 
 
 def _placement(output: Any) -> Placement:

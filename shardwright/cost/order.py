@@ -1,0 +1,108 @@
+"""In which order XLA's CPU back end runs the operations of a block, when asked to hold little (`run.execute` asks).
+
+It makes one of the all-reduces that do not wait for each other, then walks depth first from the results. Of what an
+operation reads, that is walked first which has the most further readers on its way, then what stands for the most
+bytes. The TPU and GPU compilers seek an order that holds little too, each in its own way; for them we take the
+program's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from shardwright.partition.device import DeviceBlock, Move, Op, Slot
+
+Before = Mapping[Op, tuple[Op, ...]]
+"""Of each operation that is not fused those that compute what it reads, itself or through fusions."""
+
+
+def depth_first(block: DeviceBlock, kept: Collection[Slot], leaders: Mapping[Op, Op]) -> DeviceBlock:
+    """`block` with its operations in the order that the walk leaves them.
+
+    Those that are fused (none of whose results is in `kept`) stand before the first that reads them. All-reduces that
+    are one (`leaders`: see `combined`) stand together.
+    """
+    before = _before(block, kept, leaders)
+    turns = _walk(before, _weights(block, kept, before))
+    first: dict[Slot, int] = {}
+    placed: list[tuple[int, int, Op]] = []
+    for i, op in reversed(list(enumerate(block.ops))):
+        lead = leaders.get(op, op)
+        turn = turns[lead] if lead in turns else min((first[s] for s in op.outputs if s in first), default=len(turns))
+        for x in op.inputs:
+            if isinstance(x, Slot):
+                first[x] = min(first.get(x, turn), turn)
+        placed.append((turn, i, op))
+    return DeviceBlock(block.inputs, tuple(op for *_, op in sorted(placed, key=lambda p: p[:2])), block.outputs)
+
+
+def combined(block: DeviceBlock) -> dict[Op, Op]:
+    """Each all-reduce, and the first of those that it is one with: of its kind, and none waits for another."""
+    waits: dict[Slot, frozenset[Op]] = {}
+    behind: dict[Op, frozenset[Op]] = {}
+    last: dict[object, Op] = {}
+    leaders: dict[Op, Op] = {}
+    for op in block.ops:
+        upstream = frozenset[Op]().union(*(waits.get(x, frozenset()) for x in op.inputs if isinstance(x, Slot)))
+        if isinstance(op, Move) and op.kind == "all_reduce":
+            kind = (op.axes, op.monoid, op.outputs[0].aval.dtype)
+            lead = last.get(kind)
+            if lead is None or lead in upstream or any(lead in behind[u] for u in upstream):
+                lead = last[kind] = op
+            leaders[op] = lead
+            behind[lead] = behind.get(lead, frozenset()) | upstream
+            upstream |= {lead}
+        waits.update((s, upstream) for s in op.outputs)
+    return leaders
+
+
+def _before(block: DeviceBlock, kept: Collection[Slot], leaders: Mapping[Op, Op]) -> Before:
+    beneath: dict[Slot, dict[Op, None]] = {}
+    before: dict[Op, tuple[Op, ...]] = {}
+    for op in block.ops:
+        read = {b: None for x in op.inputs if isinstance(x, Slot) for b in beneath.get(x, ())}
+        fused = bool(op.outputs) and not any(s in kept for s in op.outputs)
+        lead = leaders.get(op, op)
+        if not fused:
+            before[lead] = (*before.get(lead, ()), *(b for b in read if b not in before.get(lead, ())))
+        beneath.update((s, read if fused else {lead: None}) for s in op.outputs)
+    return before
+
+
+def _weights(block: DeviceBlock, kept: Collection[Slot], before: Before) -> dict[Op, tuple[int, int]]:
+    """For each operation: readers beyond the first, and bytes, of itself and all before it (so often as it is met)."""
+    readers: dict[Op, int] = {}
+    for found in before.values():
+        for b in found:
+            readers[b] = readers.get(b, 0) + 1
+    weights: dict[Op, tuple[int, int]] = {}
+    total = 0
+    for op, found in before.items():
+        own = sum(s.bytes for s in op.outputs if s in kept)
+        total += own
+        met = [weights[b] for b in found if b in weights]
+        extra = max(readers.get(op, 0) - 1, 0) + sum(w[0] for w in met)
+        weights[op] = min(extra, len(block.ops)), min(own + sum(w[1] for w in met), total)
+    return weights
+
+
+def _walk(before: Before, weights: Mapping[Op, tuple[int, int]]) -> dict[Op, int]:
+    """Each operation's turn."""
+    index = {op: i for i, op in enumerate(before)}
+
+    def last_first(ops: Collection[Op]) -> list[tuple[Op, bool]]:
+        return [(op, False) for op in sorted(ops, key=lambda op: (weights[op], -index[op]))]
+
+    inner = {b for found in before.values() for b in found}
+    stack = last_first([op for op in before if op not in inner])
+    turns: dict[Op, int] = {}
+    opened: set[Op] = set()
+    while stack:
+        op, walked = stack.pop()
+        if walked:
+            turns[op] = len(turns)
+        elif op not in opened:
+            opened.add(op)
+            stack.append((op, True))
+            stack.extend(last_first([b for b in before[op] if b not in opened]))
+    return turns
