@@ -17,6 +17,7 @@ from shardwright.partition.device import DeviceProgram, Slot
 from shardwright.partition.emit import emit
 from shardwright.plan.placement import Placement
 from shardwright.program.ir import Leaf, Program, walk
+from shardwright.run.callbacks import warn_of_callbacks
 from shardwright.run.devices import make_mesh as make_mesh
 from shardwright.run.targets import Lowerable
 
@@ -76,6 +77,7 @@ def _apart(values: Sequence[Any], leaves: Sequence[Leaf]) -> Sequence[Any]:
 
 def compile_program(program: Program, device: DeviceProgram, mesh: Mesh) -> Executable:
     """Compiles `device`, the partitioned form of `program`, for `mesh`."""
+    warn_of_callbacks(program, mesh)
     named = functools.cache(lambda placement: NamedSharding(mesh, placement.spec))  # one object: see `_lies`
     shardings = tuple(named(s.placement) for s in device.block.inputs)
     results = tuple(named(_placement(o)) for o in device.block.outputs)

@@ -32,6 +32,7 @@ from shardwright.program.evaluate import evaluate
 from shardwright.program.ir import Program, Role
 from shardwright.rewrite.lift import lift
 from shardwright.rules.classes import Classes
+from shardwright.run.callbacks import warn_of_callbacks
 from shardwright.run.certificate import DIFFERS, EQUAL, NOT_FINITE, UNPROVEN, Certificate, LeafProof
 from shardwright.run.compare import TOLERANCE, distance, host_array, noise, relative_errors
 from shardwright.run.inputs import Inputs
@@ -87,6 +88,7 @@ def prove_device(
     """As `prove_program`, for a per-device program that is given."""
     if steps < 1:
         raise ValueError(f"a proof takes at least one step, and {steps} were asked for")
+    warn_of_callbacks(program, mesh)
     inputs = Inputs(program, flat_args, seed)
     jumps = find_jumps(program, device)
     own = _run(_Case(program, device, mesh, jumps, False), inputs, steps)
