@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -82,7 +83,7 @@ class _Totals:
     def __init__(self, cluster: Cluster, mesh: Mapping[str, int]):
         self.cluster, self.mesh = cluster, mesh
         self.link = functools.cache(lambda axes: group_link(cluster, mesh, axes))
-        self.rate = functools.cache(lambda dtype, heavy: _rate(cluster.device, dtype, heavy))
+        self.rate = functools.cache(lambda dtype, heavy: _rate(cluster.device, str(dtype), heavy))
         self.seconds = 0.0
         self.flops = 0.0
         self.collectives: list[Collective] = []
@@ -154,10 +155,10 @@ def _rate(device: Device, dtype: str, heavy: bool) -> float:
     return peak_flops_per_second(device, dtype) * (device.matmul_efficiency if heavy else 1.0)
 
 
-def _widest(op: Compute) -> str:
-    """The operation's widest operand decides its rate."""
+def _widest(op: Compute) -> Any:
+    """The dtype of the operation's widest operand, which decides its rate."""
     dtypes = [x.aval.dtype for x in op.inputs if not _is_key(x)]
-    return str(max(dtypes, key=lambda d: d.itemsize)) if dtypes else "float32"
+    return max(dtypes, key=lambda d: d.itemsize) if dtypes else np.dtype(np.float32)
 
 
 def _is_key(x: Slot | Literal) -> bool:

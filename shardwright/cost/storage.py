@@ -5,8 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import ml_dtypes
+import numpy as np
+
 from shardwright.partition.device import Compute, DeviceBlock, Move, Op, Slot
 from shardwright.program.ir import Aval
+
+_WIDENED_ON_CPU = {np.dtype(ml_dtypes.bfloat16): 4} | {
+    np.dtype(getattr(ml_dtypes, name)): 2 for name in dir(ml_dtypes) if name.startswith("float8")
+}
 
 
 def stored(block: DeviceBlock) -> set[Slot]:
@@ -15,22 +22,20 @@ def stored(block: DeviceBlock) -> set[Slot]:
     A fused operation's result is computed inside its consumer if there is one consumer and that one is fused too, or a
     move that is local. A slice or relabel of a stored value is read in place.
     """
-    readers: dict[Slot, list] = {}
-    for op in block.ops:
-        for x in op.inputs:
-            if isinstance(x, Slot):
-                readers.setdefault(x, []).append(op)
     kept = {s for s in block.outputs if isinstance(s, Slot)}
+    readers: dict[Slot, int] = {}
+    for op in block.ops:
+        slots = [x for x in op.inputs if isinstance(x, Slot)]
+        if not is_fused(op):
+            kept.update(slots)
+            kept.update(op.outputs)
+        for x in slots:
+            readers[x] = readers.get(x, 0) + 1
     for op in block.ops:
         for slot in op.outputs:
-            uses = readers.get(slot, [])
-            if (
-                not is_fused(op)
-                or (len(uses) > 1 and slot.bytes > 4 * _input_bytes(op))
-                or any(not is_fused(u) for u in uses)
-            ):
+            if readers.get(slot, 0) > 1 and slot not in kept and slot.bytes > 4 * _input_bytes(op):
                 kept.add(slot)
-    return kept
+    return kept - set(block.inputs)
 
 
 def _input_bytes(op: Op) -> int:
@@ -49,10 +54,7 @@ def itemsize_on(platform: str, aval: Aval) -> int:
 
     XLA's CPU back end turns bfloat16 into float32 and narrower floats into float16.
     """
-    name = str(aval.dtype)
-    if platform == "cpu" and name == "bfloat16":
-        return 4
-    return 2 if platform == "cpu" and name.startswith("float8") else aval.itemsize
+    return _WIDENED_ON_CPU.get(aval.dtype, aval.itemsize) if platform == "cpu" else aval.itemsize
 
 
 def held_bytes(slot: Slot, platform: str) -> int:

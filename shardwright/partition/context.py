@@ -29,6 +29,7 @@ class Context:
     mesh: Mapping[str, int]
     padded_sizes: tuple[int, ...]
     copied: tuple[Copied, ...] = ()
+    padded_shapes: dict[Var, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
     @property
     def mesh_items(self) -> tuple[tuple[str, int], ...]:
@@ -70,11 +71,15 @@ def copied(context: Context) -> tuple[Copied, ...]:
 
 def padded_shape(context: Context, var: Var) -> tuple[int, ...]:
     """Size of each of `var`'s dims when it is cut."""
-    of = context.classes.of[var]
-    return tuple(
-        context.padded_sizes[c] * (size // context.classes.all[c].size) if context.classes.all[c].size else size
-        for size, c in zip(var.aval.shape, of, strict=True)
-    )
+    if var not in context.padded_shapes:
+        classes, padded = context.classes, context.padded_sizes
+        context.padded_shapes[var] = tuple(
+            [
+                padded[c] * (size // classes.all[c].size) if classes.all[c].size else size
+                for size, c in zip(var.aval.shape, classes.of[var], strict=True)
+            ]
+        )
+    return context.padded_shapes[var]
 
 
 def device_shape(context: Context, var: Var, placement: Placement) -> tuple[int, ...]:
@@ -98,6 +103,8 @@ def in_order(decision: Decision, dim_class: int | None, axes: tuple[str, ...]) -
 
     State that `t` computes with and `d` stores lies cut by (t, d): one gather over d gives what is computed with.
     """
+    if len(axes) < 2:
+        return axes
     computing = {a.axis for a in decision.axes if dim_class in a.compute}
     return tuple(sorted(axes, key=lambda axis: axis not in computing))
 

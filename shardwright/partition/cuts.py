@@ -12,6 +12,7 @@ The pass also notes which values *could* be pending sums on which axis; the seco
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
 
@@ -99,12 +100,15 @@ def _equation(context: Context, cuts: Cuts, eqn: Equation, lies: dict[Var, Place
 
 def _axes_by_factor(context: Context, facts: Facts, chosen: list[int | None]) -> tuple[tuple[str, ...], ...]:
     found: list[tuple[str, ...]] = [()] * len(facts.factors.sizes)
+    if all(f is None for f in chosen):
+        return tuple(found)
     for plan, f in zip(context.decision.axes, chosen, strict=True):
         if f is not None:
             found[f] = (*found[f], plan.axis)
     return tuple(in_order(context.decision, c, axes) for c, axes in zip(facts.classes, found, strict=True))
 
 
+@functools.lru_cache(maxsize=1 << 16)
 def placed(dims: Dims, axes: tuple[tuple[str, ...], ...]) -> Placement:
     """Where an operand or result with these factors lies, if these axes cut the factors."""
     return Placement(tuple([() if f is None else axes[f] for f in dims]))

@@ -146,8 +146,11 @@ def _equation(b: Builder, eqn: Equation) -> None:
                 if at.pending(axis) or expands(facts, i, axis, at):
                     place = with_partial(place, axis, "sum")
         inputs.append(b.get(a, place, eqn.source, eqn.name))
-    blocks = tuple(b.block_size(facts, f, axes) if axes else factors.sizes[f] for f, axes in enumerate(cut))
-    share = math.prod(n / size for n, size, axes in zip(blocks, factors.sizes, cut, strict=True) if axes)
+    blocks = tuple([b.block_size(facts, f, axes) if axes else factors.sizes[f] for f, axes in enumerate(cut)])
+    share = 1.0
+    for n, size, axes in zip(blocks, factors.sizes, cut, strict=True):
+        if axes:
+            share *= n / size
     for f, monoid in factors.contracted.items():
         if cut[f] and f not in factors.masked and blocks[f] * b.parts(cut[f]) != factors.sizes[f]:
             masks += [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -16,7 +17,7 @@ class Placement:
     dims: tuple[tuple[str, ...], ...]
     partial: tuple[tuple[str, str], ...] = ()
 
-    @property
+    @functools.cached_property
     def axes(self) -> frozenset[str]:
         """Every axis that cuts a dim."""
         return frozenset(a for axes in self.dims for a in axes)
@@ -68,7 +69,7 @@ def local_shape(
       mesh: axis → size.
     """
     return tuple(
-        padded[i] // math.prod(mesh[a] for a in axes) if axes else shape[i] for i, axes in enumerate(placement.dims)
+        [padded[i] // math.prod(mesh[a] for a in axes) if axes else shape[i] for i, axes in enumerate(placement.dims)]
     )
 
 

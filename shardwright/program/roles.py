@@ -106,10 +106,7 @@ def _flow(block: Block, masks: Sequence[int], known: dict[Any, int]) -> list[int
     known.update(zip(block.invars, masks, strict=True))
     for eqn in block.equations:
         inputs = [known.get(a, 0) for a in eqn.invars]
-        if eqn.blocks:
-            results = _FLOW[eqn.name](eqn, inputs, known)
-        else:
-            results = [_union(inputs)] * len(eqn.outvars)
+        results = _FLOW[eqn.name](eqn, inputs, known) if eqn.blocks else [_union(inputs)] * len(eqn.outvars)
         known.update(zip(eqn.outvars, results, strict=True))
     return [known.get(a, 0) for a in block.outvars]
 
