@@ -4,6 +4,8 @@ A block's language may be followed by one word more:
 
     python no-run    compiled and not run: it wants a target, a file or a run of its own
     python raises    raises an error, whose message is the text block behind it ('…' stands for any text)
+    text printed     is what the page's blocks have printed up to here, or a part of it ('…' as above; 'train.py:3'
+                     stands for any file and line)
 """
 
 import dataclasses
@@ -54,6 +56,11 @@ def message_pattern(text: str) -> str:
     return r"\s+".join(".*".join(map(re.escape, word.split("…"))) for word in text.split())
 
 
+def printed_pattern(text: str) -> str:
+    """Likewise, of a page that calls itself train.py."""
+    return re.sub(r"train\\\.py:\d+", r"[\\w-]+\\.py:\\d+", message_pattern(text))
+
+
 @pytest.mark.parametrize(
     "page", [pytest.param(p, id=p.name, marks=[pytest.mark.slow] * (p.name in SLOW)) for p in PAGES]
 )
@@ -61,11 +68,16 @@ def test_every_block_of_the_page_runs(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SHARDWRIGHT_CACHE", str(tmp_path / "cache"))
     namespace: dict = {"__name__": "__main__"}
+    printed = ""
     every = blocks(page)
     for block, behind in zip(every, [*every[1:], None], strict=True):
         match block.words:
             case ("python",):
                 exec(code(page, block), namespace)
+                printed += capsys.readouterr().out
+            case ("text", "printed"):
+                shown = re.search(printed_pattern(block.text), printed, re.DOTALL)
+                assert shown, f"{page.name}:{block.line} does not show what is printed now:\n{printed}"
             case ("python", "no-run"):
                 code(page, block)
             case ("python", "raises"):
@@ -75,6 +87,13 @@ def test_every_block_of_the_page_runs(page, tmp_path, monkeypatch, capsys):
                 assert re.search(message_pattern(behind.text), str(raised.value), re.DOTALL), str(raised.value)
             case ("python", *other):
                 pytest.fail(f"{page.name}:{block.line}: unknown words {other}")
+
+
+def test_what_a_page_shows_is_compared_word_by_word():
+    shown = printed_pattern("a  2.10 MB train.py:3 (f)\n … last")
+    assert re.search(shown, "head\na 2.10 MB\n  my-page.py:17 (f) b\nc last", re.DOTALL)
+    assert not re.search(shown, "a 2.11 MB my-page.py:17 (f) b last", re.DOTALL)
+    assert not re.search(shown, "a 2.10 MB my-page.py:17 (g) b last", re.DOTALL)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
