@@ -101,21 +101,22 @@ def decisions(step: CapturedStep, n: int) -> dict[str, Decision]:
     """Name -> decision of each scheme on `n` devices; those of two axes only where `n` is even and more than 2."""
     k = named_classes(step)
     tensor = (k.heads, k.hidden, k.vocabulary)
+    state = (k.width, *tensor)
 
     def on_one_axis(**lists: Any) -> Decision:
         return Decision((AxisPlan(AXIS, n, **lists),))
 
     found = {
         "dp": on_one_axis(compute=(k.batch,)),
-        "zero1": on_one_axis(compute=(k.batch,), store=(k.width,), rest=OPTIMIZER_ALONE),
-        "fsdp": on_one_axis(compute=(k.batch,), store=(k.width,)),
+        "zero1": on_one_axis(compute=(k.batch,), store=state, rest=OPTIMIZER_ALONE),
+        "fsdp": on_one_axis(compute=(k.batch,), store=state),
         "tp": on_one_axis(compute=tensor),
         "tp_sp": on_one_axis(compute=(*tensor, k.sequence)),
     }
     if n % 2 == 0 and n > 2:
         inner = AxisPlan(TENSOR_AXIS, n // 2, (*tensor, k.sequence))
         found["dp_tp"] = Decision((AxisPlan(DATA_AXIS, 2, (k.batch,)), inner))
-        found["fsdp_tp"] = Decision((AxisPlan(DATA_AXIS, 2, (k.batch,), (k.width,)), inner))
+        found["fsdp_tp"] = Decision((AxisPlan(DATA_AXIS, 2, (k.batch,), state), inner))
     return found
 
 

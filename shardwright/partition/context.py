@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
 
@@ -16,6 +17,7 @@ from shardwright.program.ir import Leaf, Program, Role, Var
 from shardwright.rules.classes import Classes
 
 SMALL_BYTES = 16384
+TILE = (8, 128)
 """Below this a leaf stays whole at rest, and what updates it runs whole: its gather would cost more than it saves."""
 
 
@@ -38,10 +40,14 @@ class Context:
 
 
 def make_context(program: Program, classes: Classes, decision: Decision) -> Context:
-    """Fixes every class' padded size: the least multiple of the product of the axes that cut it, here or in a pin."""
+    """Fixes every class' padded size: the least multiple of the product of the axes that cut it, here or in a pin.
+
+    An axis of one device cuts nothing.
+    """
     check_pins(program, decision.mesh)
     check_effects(program, decision.mesh)
-    classes, decision, copied = finer(program, classes, decision)
+    idle = [dataclasses.replace(a, compute=(), store=()) if a.size == 1 else a for a in decision.axes]
+    classes, decision, copied = finer(program, classes, dataclasses.replace(decision, axes=tuple(idle)))
     axes: dict[int, set[str]] = {}
     for plan in decision.axes:
         for c in (*plan.compute, *plan.store):
@@ -109,14 +115,26 @@ def in_order(decision: Decision, dim_class: int | None, axes: tuple[str, ...]) -
     return tuple(sorted(axes, key=lambda axis: axis not in computing))
 
 
+@functools.lru_cache(maxsize=1 << 14)
+def storage_rank(shape: tuple[int, ...], dim: int, parts: int) -> tuple[float, int]:
+    """How well a value lies if `dim` is cut, the lowest best: by what tiles of 8 x 128 elements pad, then major dims.
+
+    A block without a dim of 128 elements fills such a tile in no layout; a gather of the major dim needs no copy.
+    """
+    block = [math.ceil(n / parts) if i == dim else n for i, n in enumerate(shape)]
+    second, first = ([1, *sorted(block)])[-2:]
+    padding = _padding(first, TILE[1]) * _padding(second, TILE[0])
+    return (padding if padding > 1.1 else 1.0), dim
+
+
+def _padding(n: int, multiple: int) -> float:
+    return math.ceil(n / multiple) * multiple / max(n, 1)
+
+
 def _first_dim(context: Context, var: Var, axis_plan: AxisPlan) -> int | None:
-    of = context.classes.of[var]
     small = var.aval.bytes < SMALL_BYTES
-    for c in axis_plan.compute + (() if small else axis_plan.store):
-        for dim, found in enumerate(of):
-            if found == c and context.classes.all[c].size > 1:
-                return dim
-    return None
+    dims = _candidates(context, var, axis_plan.compute, () if small else axis_plan.store)
+    return next((dim for dim in dims if context.classes.all[context.classes.of[var][dim]].size > 1), None)
 
 
 def at_rest(context: Context, leaf: Leaf, var: Var) -> Placement:
@@ -129,7 +147,7 @@ def at_rest(context: Context, leaf: Leaf, var: Var) -> Placement:
         if axis_plan.axis in used:
             continue
         stored = axis_plan.store if state and leaf.role in axis_plan.rest and var.aval.bytes >= SMALL_BYTES else ()
-        for dim in _candidates(context, var, axis_plan.compute + stored):
+        for dim in _candidates(context, var, axis_plan.compute, stored):
             free = pinned is None or pinned[dim] is None
             parts = math.prod(context.mesh[a] for a in (*dims[dim], axis_plan.axis))
             if (
@@ -146,6 +164,11 @@ def at_rest(context: Context, leaf: Leaf, var: Var) -> Placement:
     return Placement(tuple(dims))
 
 
-def _candidates(context: Context, var: Var, listed: tuple[int, ...]) -> list[int]:
+def _candidates(context: Context, var: Var, compute: tuple[int, ...], store: tuple[int, ...]) -> list[int]:
+    """Dims that an axis can cut, first choice first: compute classes as listed, then store classes as they lie best."""
     of = context.classes.of[var]
-    return [dim for c in listed for dim, found in enumerate(of) if found == c]
+    stored = [dim for dim, found in enumerate(of) if found in store and found not in compute]
+    return [
+        *(dim for c in compute for dim, found in enumerate(of) if found == c),
+        *sorted(stored, key=lambda dim: storage_rank(var.aval.shape, dim, context.decision.parts(of[dim]))),
+    ]

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from shardwright import _compat
-from shardwright.partition.context import SMALL_BYTES, Context, at_rest, in_order, natural
+from shardwright.partition.context import SMALL_BYTES, Context, at_rest, in_order, natural, storage_rank
 from shardwright.partition.pinned import is_pin, pinned
 from shardwright.plan.decision import AxisPlan
 from shardwright.plan.placement import Placement, whole
@@ -121,7 +121,7 @@ def _choose(
     found = _listed(context, eqn, facts, plan, plan.compute, lies)
     if found is not None or not plan.store or facts.largest_bytes < SMALL_BYTES:
         return found or (None, False)
-    found = _listed(context, eqn, facts, plan, plan.store, lies)
+    found = _stored(context, eqn, facts, plan, lies)
     if found is None:
         return None, False
     if any(isinstance(a, Var) and plan.axis in lies[a].axes for a in eqn.invars):
@@ -154,6 +154,24 @@ def _listed(
         if c in facts.blocked:
             return _alternative(context, facts, plan), True
     return None
+
+
+def _stored(
+    context: Context, eqn: Equation, facts: Facts, plan: AxisPlan, lies: dict[Var, Placement]
+) -> tuple[int | None, bool] | None:
+    """As `_listed` of the store classes: where most operands lie cut already, else as the result would lie best."""
+    having = [f for c in plan.store if context.classes.all[c].size > 1 for f in facts.cuttable.get(c, ())]
+    if not having:
+        return _listed(context, eqn, facts, plan, plan.store, lies)
+    dims = facts.factors.results[0] if facts.factors.results else ()
+
+    def rank(f: int) -> tuple:
+        c = facts.classes[f]
+        parts = 1 if c is None else context.decision.parts(c)
+        ranks = (storage_rank(eqn.outvars[0].aval.shape, dim, parts) for dim, g in enumerate(dims) if g == f)
+        return -_aligned(eqn, facts, f, plan.axis, lies), min(ranks, default=(math.inf,)), f
+
+    return min(having, key=rank), False
 
 
 def _meets_another(context: Context, eqn: Equation, pending: list[Var]) -> bool:

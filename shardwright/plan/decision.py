@@ -1,9 +1,9 @@
 """What the search decides: for each mesh axis the classes of dims that it cuts, in order of preference.
 
 Every placement follows from this. An equation is cut on an axis by the first class of `compute` among its factors; if
-it has none, by the first of `store`. So with `compute=(batch,)` and `store=(width,)` forward and backward run data
-parallel, and the update, which has no batch, runs on shards of the weights: a gradient's pending sum meets a sharded
-consumer and becomes a reduce-scatter.
+it has none, by one of `store`: that by which its operands lie cut, else that in which the result lies best. So with
+`compute=(batch,)` and `store=(width,)` forward and backward run data parallel, and the update, which has no batch, runs
+on shards of the weights: a gradient's pending sum meets a sharded consumer and becomes a reduce-scatter.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from shardwright.partition.context import SMALL_BYTES
+from shardwright.partition.context import SMALL_BYTES, storage_rank
 from shardwright.plan.decision import AxisPlan
 from shardwright.program.ir import Program, Role
 from shardwright.rules.classes import Classes
@@ -67,10 +67,6 @@ def _independent(facts: ClassFacts, start: int, others: Sequence[int]) -> tuple[
     return tuple(taken)
 
 
-LANES = 128
-"""Width of a TPU tile; elsewhere too a gather along a dim whose blocks are this long needs no transposition."""
-
-
 def with_store(
     program: Program,
     classes: Classes,
@@ -81,31 +77,26 @@ def with_store(
 ) -> AxisPlan:
     """The axis with the store classes that cut all state which its compute classes leave whole.
 
-    Classes are taken by the bytes of the uncut leaves that they divide well: evenly, and without cutting a minor dim
-    into slivers. Where no class does, one that divides evenly will do; a dim that scans run over comes last.
+    Of each leaf that dim is taken which divides evenly and lets the leaf lie best (`storage_rank`); one that scans run
+    over only where no leaf has another.
     """
     plan = axes[position]
-    store: list[int] = []
-    uncut = [
-        (leaf, classes.of[v])
-        for leaf, v in zip(program.inputs, program.block.invars, strict=True)
-        if leaf.role in STATE and leaf.aval.bytes >= SMALL_BYTES and not set(plan.compute) & set(classes.of[v])
-    ]
-    for accept_slivers in (False, True):
-        while uncut:
-            gains: dict[int, float] = {}
-            for leaf, of in uncut:
-                for dim, c in enumerate(of):
-                    parts = _parts(axes, position, c)
-                    sliver = dim == len(of) - 1 and leaf.aval.shape[dim] // parts < LANES
-                    if classes.all[c].size % parts == 0 and (accept_slivers or (not sliver and c not in facts.stacked)):
-                        gains[c] = gains.get(c, 0.0) + leaf.aval.bytes
-            if not gains:
-                break
-            best = min(gains, key=lambda c: (c in facts.stacked, -gains[c], c))
-            store.append(best)
-            uncut = [(leaf, of) for leaf, of in uncut if best not in of]
-    return dataclasses.replace(plan, store=tuple(store), rest=rest) if store else plan
+    store: dict[int, int] = {}
+    for leaf, v in zip(program.inputs, program.block.invars, strict=True):
+        of = classes.of[v]
+        if leaf.role in STATE and leaf.aval.bytes >= SMALL_BYTES and not set(plan.compute) & set(of):
+            parts = [_parts(axes, position, c) for c in of]
+            able = [dim for dim, c in enumerate(of) if classes.all[c].size % parts[dim] == 0]
+            if able:
+                ranks = {
+                    dim: (of[dim] in facts.stacked, *storage_rank(leaf.aval.shape, dim, parts[dim])) for dim in able
+                }
+                best = of[min(able, key=lambda dim: ranks[dim])]
+                store[best] = store.get(best, 0) + leaf.aval.bytes
+    if not facts.stacked.issuperset(store):
+        store = {c: n for c, n in store.items() if c not in facts.stacked}
+    listed = tuple(sorted(store, key=lambda c: (-store[c], c)))
+    return dataclasses.replace(plan, store=listed, rest=rest) if listed else plan
 
 
 def _parts(axes: Sequence[AxisPlan], position: int, c: int) -> int:
