@@ -35,6 +35,7 @@ class Builder:
         self.made: dict[Var, Source] = {}
         self._slots: dict[Var, dict[Placement, Slot]] = {}
         self._sources: dict[Var, Equation] = {}
+        self._transposed: dict[Var, Equation] = {}
         self._gathered_before: set[Slot] = set()
         self._latest: Slot | None = None
 
@@ -50,6 +51,10 @@ class Builder:
         self.made[v] = source
         if slot.shape:
             self._latest = slot
+
+    def define_transposed(self, v: Var, eqn: Equation) -> None:
+        """`v` has been computed by a transposition."""
+        self._transposed[v] = eqn
 
     def define_source(self, v: Var, eqn: Equation) -> None:
         """`v` is computed from nothing (zeros, iota): it is made anew in every placement that is asked for."""
@@ -74,20 +79,34 @@ class Builder:
         """Computes a source in this placement; None where it cannot be."""
         eqn = self._sources[v]
         facts = self.context.classes.facts[eqn]
+        if any(axes and f is None for f, axes in zip(facts.factors.results[0], placement.dims, strict=True)):
+            return None
+        return self._computed(v, eqn, tuple(a for a in eqn.invars if isinstance(a, Literal)), placement)
+
+    def _computed(self, v: Var, eqn: Equation, inputs: tuple[Slot | Literal, ...], placement: Placement) -> Slot:
+        """`v` by its equation, which cuts nothing but the dims of its result."""
+        facts = self.context.classes.facts[eqn]
         cut: list[tuple[str, ...]] = [()] * len(facts.factors.sizes)
         for f, axes in zip(facts.factors.results[0], placement.dims, strict=True):
-            if axes and f is None:
-                return None
             if f is not None:
                 cut[f] = axes
         blocks = tuple(
             self.block_size(facts, f, axes) if axes else facts.factors.sizes[f] for f, axes in enumerate(cut)
         )
         slot = self.slot(v, placement)
-        literals = tuple(a for a in eqn.invars if isinstance(a, Literal))
-        self.ops.append(Compute(eqn, facts.row, facts.factors, literals, (slot,), tuple(cut), blocks))
+        self.ops.append(Compute(eqn, facts.row, facts.factors, inputs, (slot,), tuple(cut), blocks))
         self._slots[v][placement] = slot
         return slot
+
+    def _turned(self, v: Var, placement: Placement, source: Source) -> Slot | None:
+        """A transposed value of which the original can be had like this without a move: transposed once more."""
+        eqn = self._transposed.get(v)
+        if eqn is None or placement.partial:
+            return None
+        (a,) = eqn.invars
+        dims = dict(zip(eqn.params["permutation"], placement.dims, strict=True))
+        slot = self._slots[a].get(Placement(tuple(dims[d] for d in range(len(dims))))) if isinstance(a, Var) else None
+        return self._computed(v, eqn, (slot,), placement) if slot and self._is_fresh(slot, source) else None
 
     def _constant(self, a: Literal) -> Slot:
         slot = Slot(a.aval, whole(a.aval.ndim), a.aval.shape)
@@ -120,6 +139,9 @@ class Builder:
             if made is not None:
                 return made
             self.primary(a)
+        turned = self._turned(v, placement, source)
+        if turned is not None:
+            return turned
         if not any(set(placement.partial) <= set(at.partial) for at in slots):
             return self._expanded(v, slots, placement, source, why) or self._masked(v, slots, placement, source, why)
         return self._moved(v, slots, placement, source, why)

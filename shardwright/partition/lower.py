@@ -172,6 +172,8 @@ def _equation(b: Builder, eqn: Equation) -> None:
     )
     for v, slot in zip(eqn.outvars, outputs, strict=True):
         b.define(v, slot, eqn.source)
+    if eqn.name == "transpose":
+        b.define_transposed(eqn.outvars[0], eqn)
     _note_fallback(b, eqn)
 
 
