@@ -34,6 +34,10 @@ MIN_BYTES = 65536
 REDUNDANT_SHARE = 0.05
 """Repeated work counts from this share of a device's work."""
 
+REDUNDANT_SECONDS = 1e-3
+"""Repeated work of less than this a step is not told: the collectives that would share it cost about as much. One call
+takes 3e-5 to 1e-4 s on the clusters of the catalog, and to share a product takes several."""
+
 PADDING = 0.2
 """Padding counts from this share of a dim's logical size."""
 
@@ -52,7 +56,7 @@ def warnings_of(program: Program, device: DeviceProgram, estimate: Estimate) -> 
     found = [
         *_fallbacks(device, priced, work, estimate),
         *_gathers(find_flow(program, device), priced, told, estimate),
-        *_redundant(device, work, told),
+        *_redundant(device, work, told, estimate),
         *_padding(device, work),
         *_copied(device),
     ]
@@ -154,10 +158,11 @@ def _gathers(
         yield PlanWarning("gather", message, remedy, place, sent, seconds)
 
 
-def _redundant(device: DeviceProgram, work: Work, told: set[Equation]) -> Iterator[PlanWarning]:
+def _redundant(device: DeviceProgram, work: Work, told: set[Equation], estimate: Estimate) -> Iterator[PlanWarning]:
     """Heavy operations that are not cut on some axis: what a device computes beyond its share.
 
-    With local flops f on an operation that p of the n devices share, f·(1 − p/n) is a repetition.
+    With local flops f on an operation that p of the n devices share, f·(1 − p/n) is a repetition; its seconds are that
+    share of all computing.
     """
     total = sum(flops for _, flops in work.values())
     num_devices = math.prod(device.mesh.values())
@@ -171,13 +176,15 @@ def _redundant(device: DeviceProgram, work: Work, told: set[Equation]) -> Iterat
         key = (short_source(op.source.line), op.equation.name, "+".join(idle))
         groups[key] = groups.get(key, 0.0) + flops * (1 - parts / num_devices)
     for (place, name, axes), repeated in groups.items():
-        if axes and total and repeated > REDUNDANT_SHARE * total:
+        seconds = estimate.compute_seconds * repeated / total if total else 0.0
+        if axes and seconds >= REDUNDANT_SECONDS and repeated > REDUNDANT_SHARE * total:
             yield PlanWarning(
                 "redundant",
-                f"'{name}' is not cut on axis {axes}: {percent_text(repeated / total)} of each device's work repeats "
-                "what others do",
+                f"'{name}' is not cut on axis {axes}: {percent_text(repeated / total)} of each device's work, "
+                f"{seconds_text(seconds)} a step, repeats what others do",
                 f"Lay one of its dims on axis {axes} too, or plan with a smaller axis.",
                 place,
+                seconds=seconds,
             )
 
 

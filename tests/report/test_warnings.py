@@ -153,6 +153,9 @@ def test_a_gather_for_a_product_that_is_cut_is_not_told():
 # Repeated work
 
 
+HALF_IDLE = {"d": 2, "t": 4}, {"d": [("x", 0)]}
+
+
 def test_heavy_work_that_is_not_cut_is_told():
     step = {"w": floats(256, 256), "v": floats(256, 255), "x": floats(64, 256)}
     p = planned(lambda w, v, x: ((x @ w).sum(), (w @ v).sum()), step, EIGHT, BATCH)
@@ -164,9 +167,15 @@ def test_heavy_work_that_is_not_cut_is_told():
 
 
 def test_an_axis_that_cuts_nothing_is_told():
-    p = planned(lambda w, x: x @ w, {"w": floats(256, 63), "x": floats(64, 256)}, {"d": 2, "t": 4}, {"d": [("x", 0)]})
+    p = planned(lambda w, x: x @ w, {"w": floats(512, 511), "x": floats(512, 512)}, *HALF_IDLE)
     (w,) = warned(p)
     assert w.kind == "redundant" and "not cut on axis t: 75 %" in w.message
+    assert w.seconds == pytest.approx(0.75 * p.estimate.compute_seconds)
+
+
+def test_repeated_work_of_a_tiny_program_is_not_told():
+    """To share it would take collectives of about the same time."""
+    assert warned(planned(lambda w, x: x @ w, {"w": floats(64, 63), "x": floats(64, 64)}, *HALF_IDLE)) == ()
 
 
 # Padding
