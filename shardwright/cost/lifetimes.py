@@ -118,7 +118,7 @@ def reuses(block: DeviceBlock, born: Mapping[Slot, int], last: Mapping[Slot, int
 
 
 def hold_together(block: DeviceBlock, leaders: Mapping[Op, Op], born: dict[Slot, int], last: dict[Slot, int]) -> None:
-    """All-reduces that are one (`cost.order`) hold all that they read and write at one time."""
+    """Collectives that are one (`cost.order`) hold all that they read and write at one time."""
     turns = {op: i for i, op in enumerate(block.ops) if op in leaders}
     ends = {leaders[op]: i for op, i in turns.items()}
     for op in turns:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from shardwright.cost.lifetimes import hold_together, lifetimes, reuses
-from shardwright.cost.order import combined, depth_first
+from shardwright.cost.order import COMBINED, combined, depth_first
 from shardwright.cost.storage import held_bytes, stored, workspace_bytes
 from shardwright.partition.device import Control, DeviceBlock, DeviceProgram, Op, Slot
 from shardwright.program.ir import Program, Role
@@ -59,8 +59,8 @@ def peak_of(block: DeviceBlock, ignore: set[Slot], platform: str, scan: Mapping[
     `scan`: the parameters of the scan of which `block` is the body.
     """
     kept = stored(block)
-    leaders = combined(block) if platform == "cpu" else {}
-    block = depth_first(block, kept, leaders) if platform == "cpu" else block
+    leaders = combined(block, platform)
+    block = depth_first(block, kept, leaders) if platform in COMBINED else block
     born, last = lifetimes(block, kept, ignore, scan)
     hold_together(block, leaders, born, last)
     steps = [0] * (len(block.ops) + 1)  # what is taken when an operation starts, less what the one before has freed

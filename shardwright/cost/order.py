@@ -1,9 +1,9 @@
-"""In which order XLA's CPU back end runs the operations of a block, when asked to hold little (`run.execute` asks).
+"""In which order XLA's CPU and GPU back ends run the operations of a block.
 
-It makes one of the all-reduces that do not wait for each other, then walks depth first from the results. Of what an
-operation reads, that is walked first which has the most further readers on its way, then what stands for the most
-bytes. The TPU and GPU compilers seek an order that holds little too, each in its own way; for them we take the
-program's.
+They make one of the collectives that do not wait for each other (on CPU the all-reduces alone), then walk depth first
+from the results; on CPU because `run.execute` asks for it. Of what an operation reads, that is walked first which has
+the most further readers on its way, then what stands for the most bytes. The TPU compiler seeks an order that holds
+little in its own way; for it we take the program's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Before = Mapping[Op, tuple[Op, ...]]
 def depth_first(block: DeviceBlock, kept: Collection[Slot], leaders: Mapping[Op, Op]) -> DeviceBlock:
     """`block` with its operations in the order that the walk leaves them.
 
-    Those that are fused (none of whose results is in `kept`) stand before the first that reads them. All-reduces that
+    Those that are fused (none of whose results is in `kept`) stand before the first that reads them. Collectives that
     are one (`leaders`: see `combined`) stand together.
     """
     before = _before(block, kept, leaders)
@@ -36,16 +36,21 @@ def depth_first(block: DeviceBlock, kept: Collection[Slot], leaders: Mapping[Op,
     return DeviceBlock(block.inputs, tuple(op for *_, op in sorted(placed, key=lambda p: p[:2])), block.outputs)
 
 
-def combined(block: DeviceBlock) -> dict[Op, Op]:
-    """Each all-reduce, and the first of those that it is one with: of its kind, and none waits for another."""
+COMBINED = {"cpu": ("all_reduce",), "gpu": ("all_reduce", "all_gather", "reduce_scatter")}
+"""Kinds of collectives that each platform's compiler combines."""
+
+
+def combined(block: DeviceBlock, platform: str) -> dict[Op, Op]:
+    """Each collective, and the first of those that it is one with: of its kind, and none waits for another."""
+    kinds = COMBINED.get(platform, ())
     waits: dict[Slot, frozenset[Op]] = {}
     behind: dict[Op, frozenset[Op]] = {}
     last: dict[object, Op] = {}
     leaders: dict[Op, Op] = {}
     for op in block.ops:
         upstream = frozenset[Op]().union(*(waits.get(x, frozenset()) for x in op.inputs if isinstance(x, Slot)))
-        if isinstance(op, Move) and op.kind == "all_reduce":
-            kind = (op.axes, op.monoid, op.outputs[0].aval.dtype)
+        if isinstance(op, Move) and op.kind in kinds:
+            kind = (op.kind, op.axes, op.monoid, op.outputs[0].aval.dtype)
             lead = last.get(kind)
             if lead is None or lead in upstream or any(lead in behind[u] for u in upstream):
                 lead = last[kind] = op

@@ -14,6 +14,7 @@ from shardwright.cost.order import combined, depth_first
 from shardwright.cost.storage import stored, workspace_bytes
 from shardwright.partition.device import Compute, Move
 from shardwright.partition.lower import partition
+from shardwright.plan.decision import AxisPlan, Decision
 from shardwright.run.execute import compile_program, make_mesh
 from shardwright.search.search import lowered_for
 from tests.corpus import check
@@ -55,10 +56,26 @@ def test_reductions_that_do_not_wait_for_each_other_are_held_at_once():
     w = shape(64, 64)
     t, device = _partitioned(step, shape(64, 32), w, w, w, names=["x", "a", "b", "c"])
     reduced = [op for op in device.block.ops if isinstance(op, Move) and op.kind == "all_reduce"]
-    assert len(reduced) == 3 and set(combined(device.block).values()) == {reduced[0]}
+    assert len(reduced) == 3 and set(combined(device.block, "cpu").values()) == {reduced[0]}
     predicted, reported = _temp(t, device)
     assert predicted == pytest.approx(6 * 32 * 64 * 4, rel=0.02)
     assert predicted == pytest.approx(reported, rel=0.02)
+
+
+@pytest.mark.parametrize(("platform", "gathers"), [("cpu", 0), ("gpu", 1), ("tpu", 0)])
+def test_gathers_are_one_on_gpu_alone(platform, gathers):
+    """Three weights that nothing waits for: one gather on GPU."""
+
+    def step(x, a, b, c):
+        return sum(jnp.tanh(x @ w).sum() for w in (a, b, c))
+
+    w = shape(256, 256)
+    t = trace(step, (shape(64, 256), w, w, w), ["x", "a", "b", "c"])
+    pins = {name: (("x",), ()) for name in "abc"}
+    block = partition(t.program, t.classes, Decision((AxisPlan("x", 4, (t.dim("x", 0),)),), pins)).block
+    assert sum(isinstance(op, Move) and op.kind == "all_gather" for op in block.ops) == 3
+    leaders = combined(block, platform)
+    assert len({lead for op, lead in leaders.items() if op.kind == "all_gather"}) == gathers
 
 
 def test_reductions_that_wait_stay_apart():
@@ -67,7 +84,7 @@ def test_reductions_that_wait_stay_apart():
 
     _, device = _partitioned(step, shape(8, 64), names=["x"])
     first, second = (op for op in device.block.ops if isinstance(op, Move) and op.kind == "all_reduce")
-    assert combined(device.block) == {first: first, second: second}
+    assert combined(device.block, "cpu") == {first: first, second: second}
 
 
 def test_what_most_wait_for_runs_first():
