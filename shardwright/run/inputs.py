@@ -113,12 +113,20 @@ def _numbers(leaf: Leaf, rng: np.random.Generator, carried: bool) -> np.ndarray:
     if leaf.role is Role.OPTIMIZER:
         return _SLOT_SIZE * rng.random(shape)
     if leaf.role is Role.PARAMETER and len(shape) > 1:
-        return rng.standard_normal(shape) / math.sqrt(shape[-2] or 1)
+        return rng.standard_normal(shape) / math.sqrt(_fan_in(shape) or 1)
     if leaf.role is Role.PARAMETER:
         return 1 + 0.1 * rng.standard_normal(shape)
     if leaf.role is Role.SCALAR:
         return np.full(shape, _CARRIED_SCALAR if carried else _FIXED_SCALAR)
     return rng.random(shape)  # a batch may be weights or probabilities: not negative
+
+
+def _fan_in(shape: tuple[int, ...]) -> int:
+    """Terms of a sum over the weight's rows. Of more than two dims it is not known which are summed: the largest.
+
+    Too large weights saturate a softmax, and a saturated network multiplies rounding in every step.
+    """
+    return shape[-2] if len(shape) == 2 else max(shape)
 
 
 def _default_range(dtype: Any) -> int:
