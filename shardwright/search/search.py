@@ -96,7 +96,7 @@ class _Search:
         e = c.estimate
         over = max(0, e.memory.peak_bytes - self.limit)
         cost = {"seconds": e.seconds, "memory": e.memory.peak_bytes, "bytes": e.bytes_sent}[self.objective]
-        length = sum(len(a.compute) + len(a.store) for a in c.decision.axes)
+        length = sum(3 * len(a.compute) + len(a.store) for a in c.decision.axes)  # what is only stored is simpler
         return (over > 0, over, self._repeated(c), cost, e.seconds, e.memory.peak_bytes, length, len(c.decision.axes))
 
     def _repeated(self, c: Candidate) -> float:
