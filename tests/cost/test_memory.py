@@ -71,7 +71,7 @@ def test_gathers_are_one_on_gpu_alone(platform, gathers):
 
     w = shape(256, 256)
     t = trace(step, (shape(64, 256), w, w, w), ["x", "a", "b", "c"])
-    pins = {name: (("x",), ()) for name in "abc"}
+    pins = dict.fromkeys("abc", (("x",), ()))
     block = partition(t.program, t.classes, Decision((AxisPlan("x", 4, (t.dim("x", 0),)),), pins)).block
     assert sum(isinstance(op, Move) and op.kind == "all_gather" for op in block.ops) == 3
     leaders = combined(block, platform)
