@@ -85,6 +85,16 @@ def inner_jaxprs(params: Any) -> list[Any]:
     return list(_core.jaxprs_in_params(params))
 
 
+def counted_params(primitive: Any, params: Any) -> dict[str, Any]:
+    """An equation's params; a scan's with `num_consts` and `num_carry`, which jax from 0.12 on keeps as two trees."""
+    counted = dict(params)
+    if primitive.name == "scan" and "ft_in" in counted:
+        consts, carry, _ = counted.pop("ft_in").unpack()
+        del counted["ft_out"]
+        counted.update(num_consts=len(list(consts)), num_carry=len(list(carry)))
+    return counted
+
+
 def empty_name_stack() -> Any:
     """The name-scope path of the outermost level."""
     return _source_info.NameStack()

@@ -76,7 +76,8 @@ def _inline(jaxpr: Any, env: dict[Any, Atom], stack: Any, out: list[Equation]) -
         else:
             made = tuple(Var(_aval(v.aval)) for v in eqn.outvars)
             blocks = tuple(_block(b, _compat.empty_name_stack()) for b in _bodies(eqn))
-            out.append(Equation(eqn.primitive, inputs, made, dict(eqn.params), source, blocks))
+            params = _compat.counted_params(eqn.primitive, eqn.params)
+            out.append(Equation(eqn.primitive, inputs, made, params, source, blocks))
             results = made
         env.update(zip(eqn.outvars, results, strict=True))
     return tuple(read(v) for v in jaxpr.outvars)

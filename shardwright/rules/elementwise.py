@@ -138,6 +138,7 @@ _PLAIN = [
     "ne",
     "nextafter",
     "not",
+    "one_minus_square",
     "or",
     "polygamma",
     "population_count",
