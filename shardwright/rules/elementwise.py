@@ -129,6 +129,7 @@ _PLAIN = [
     "lgamma",
     "log",
     "log1p",
+    "log2",
     "logistic",
     "lt",
     "lt_to",
