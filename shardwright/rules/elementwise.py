@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from shardwright import _compat
 from shardwright.program.ir import Equation
 from shardwright.rules.row import Factors, FactorsBuilder, Row, one_flop_an_element
 
@@ -129,7 +130,6 @@ _PLAIN = [
     "lgamma",
     "log",
     "log1p",
-    "log2",
     "logistic",
     "lt",
     "lt_to",
@@ -139,7 +139,6 @@ _PLAIN = [
     "ne",
     "nextafter",
     "not",
-    "one_minus_square",
     "or",
     "polygamma",
     "population_count",
@@ -164,7 +163,7 @@ _PLAIN = [
 ]
 
 ROWS: dict[str, Row] = {
-    **dict.fromkeys(_PLAIN, _row()),
+    **dict.fromkeys((*_PLAIN, *_compat.NEW_ELEMENTWISE), _row()),
     **dict.fromkeys(("add", "add_any", "complex", "sub"), _row(_jointly)),
     **dict.fromkeys(("conj", "copy", "imag", "name", "neg", "real", "stop_gradient"), _row(_in_first)),
     "mul": _row(_in_each),
