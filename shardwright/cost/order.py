@@ -42,7 +42,9 @@ COMBINED = {"cpu": ("all_reduce",), "gpu": ("all_reduce", "all_gather", "reduce_
 
 def combined(block: DeviceBlock, platform: str) -> dict[Op, Op]:
     """Each collective, and the first of those that it is one with: of its kind, and none waits for another."""
-    kinds = COMBINED.get(platform, ())
+    kinds = COMBINED.get(platform)
+    if kinds is None:
+        return {}
     waits: dict[Slot, frozenset[Op]] = {}
     behind: dict[Op, frozenset[Op]] = {}
     last: dict[object, Op] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from shardwright.partition.device import Copied
 from shardwright.partition.effects import check_effects
@@ -17,8 +17,9 @@ from shardwright.program.ir import Leaf, Program, Role, Var
 from shardwright.rules.classes import Classes
 
 SMALL_BYTES = 16384
-TILE = (8, 128)
 """Below this a leaf stays whole at rest, and what updates it runs whole: its gather would cost more than it saves."""
+TILE = (8, 128)
+"""Elements of a TPU's tile, of the second minor and the minor dim."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -62,14 +63,16 @@ def make_context(program: Program, classes: Classes, decision: Decision) -> Cont
     return Context(program, classes, decision, decision.mesh, tuple(padded), copied)
 
 
-def copied(context: Context) -> tuple[Copied, ...]:
-    """Of what the classes leave whole that of which copies are cut indeed: by no class that the axis prefers."""
-    rest = {
-        leaf.name: at_rest(context, leaf, v)
-        for leaf, v in zip(context.program.inputs, context.program.block.invars, strict=True)
-    }
+def copied(context: Context, rest: Sequence[Placement]) -> tuple[Copied, ...]:
+    """Of what the classes leave whole that of which copies are cut indeed: by no class that the axis prefers.
+
+    `rest`: where each input lies between steps.
+    """
+    if not context.copied:
+        return ()
+    lies = {leaf.name: place for leaf, place in zip(context.program.inputs, rest, strict=True)}
     return tuple(
-        dataclasses.replace(c, whole=tuple(name for name in c.whole if not rest[name].axes & set(c.axes)))
+        dataclasses.replace(c, whole=tuple(name for name in c.whole if not lies[name].axes & set(c.axes)))
         for c in context.copied
         if any(set(natural(context, v).dims[dim]) & set(c.axes) for v, dim in c.values)
     )

@@ -37,7 +37,7 @@ def partition(program: Program, classes: Classes, decision: Decision) -> DeviceP
             wanted.append(at_rest(context, leaf, v) if isinstance(v, Var) else whole(v.aval.ndim))
     fallbacks: list[Fallback] = []
     lowered = _between(context, cuts, block, rest, wanted, fallbacks)
-    return DeviceProgram(lowered, dict(decision.mesh), tuple(fallbacks), copied(context))
+    return DeviceProgram(lowered, dict(decision.mesh), tuple(fallbacks), copied(context, rest))
 
 
 def _between(
