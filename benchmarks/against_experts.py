@@ -25,7 +25,7 @@ from benchmarks import gpt, measured, models
 from benchmarks.expert_facts import programs
 from benchmarks.experts import variant
 from benchmarks.forced_plans import predicted
-from shardwright.run.execute import make_mesh
+from shardwright.run.devices import make_mesh
 
 CLUSTER = f"cpu:{models.VIRTUAL_DEVICES}"
 BYTES_LIMIT, SECONDS_LIMIT = 1.05, 1.03

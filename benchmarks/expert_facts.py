@@ -11,11 +11,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Mapping
 
-from jax.sharding import AbstractMesh
-
 from benchmarks import gpt
 from benchmarks.experts import fsdp, tensor_sequence, variant, zero1
 from benchmarks.experts.constrained import constrained
+from shardwright.run.devices import abstract_mesh
 from shardwright.run.targets import compile_ahead
 from shardwright.run.traffic import sent_bytes
 
@@ -29,7 +28,7 @@ def programs(c: gpt.Config) -> Iterator[tuple[str, variant.Builder, Mapping[str,
     for name, module in BY_HAND.items():
         yield f"{name} by hand", module.build, MESHES[0], module.closed_form_bytes(c, NUM_DEVICES)
     for axes in MESHES:
-        for name in constrained(c, AbstractMesh(tuple(axes.values()), tuple(axes))):
+        for name in constrained(c, abstract_mesh(axes)):
             yield name, lambda c, mesh, name=name: constrained(c, mesh)[name], axes, None
 
 

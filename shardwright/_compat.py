@@ -15,8 +15,10 @@ from jax._src import source_info_util as _source_info
 from jax._src import xla_bridge as _xla_bridge
 
 JAX_VERSION: str = jax.__version__
-NEW_ELEMENTWISE = tuple(name for name in ("log2", "one_minus_square") if hasattr(jax.lax, f"{name}_p"))
-"""Elementwise primitives that jax has from 0.12 on, where it is that new."""
+MISSING_PRIMITIVES = frozenset(
+    name for name in ("log2", "one_minus_square", "polynomial") if not hasattr(jax.lax, f"{name}_p")
+)
+"""Those of jax 0.12 that the installed one does not have."""
 _JAX = os.path.dirname(jax.__file__) + os.sep
 # Files, notebooks' cells among them, and what is typed at a prompt; not code that is frozen or made at run time.
 _WRITTEN = re.compile(r"\.py$|^<(stdin|python-input|ipython-input)[^<>]*>(-\d+)?$")

@@ -14,8 +14,11 @@ import re
 
 import pytest
 
+from shardwright import _compat
+
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted(page for page in (ROOT / "docs").glob("*.md") if page.stem != "log")]
+LOCKED_JAX = re.search(r"^jax==(\S+)", (ROOT / "requirements.lock").read_text(), re.MULTILINE)[1]
 SLOW = {"README.md", "first-plan.md", "your-own-script.md", "proof.md"}
 
 # tests/conftest.py has asked for the devices already, and jax takes no second wish.
@@ -75,6 +78,8 @@ def test_every_block_of_the_page_runs(page, tmp_path, monkeypatch, capsys):
             case ("python",):
                 exec(code(page, block), namespace)
                 printed += capsys.readouterr().out
+            case ("text", "printed") if _compat.JAX_VERSION != LOCKED_JAX:
+                pass  # another jax traces a step to other operations, and their numbers and names are printed
             case ("text", "printed"):
                 shown = re.search(printed_pattern(block.text), printed, re.DOTALL)
                 assert shown, f"{page.name}:{block.line} does not show what is printed now:\n{printed}"

@@ -10,6 +10,7 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from benchmarks import gpt
+from shardwright.run.devices import abstract_mesh
 from shardwright.run.targets import Lowerable
 
 Specs = Mapping[str, PartitionSpec]
@@ -71,7 +72,7 @@ def lowerable(build: Builder, c: gpt.Config, mesh_axes: Mapping[str, int]) -> Lo
     """The variant as a flat program for `shardwright.run.targets.compile_ahead`."""
     arguments = gpt.abstract_arguments(c)
     avals, tree = jax.tree.flatten(arguments)
-    abstract = build(c, AbstractMesh(tuple(mesh_axes.values()), tuple(mesh_axes)))
+    abstract = build(c, abstract_mesh(mesh_axes))
 
     def make_fn(mesh: Mesh | AbstractMesh) -> Callable[..., Any]:
         step = build(c, mesh).step

@@ -29,6 +29,7 @@ _CALLS = {
     "remat": "jaxpr",
     "custom_vmap_call": "call",
     "custom_vjp_call_jaxpr": "fun_jaxpr",
+    "eval_jaxpr": "call_jaxpr",
 }
 _BLOCKS = {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",)}
 

@@ -51,7 +51,7 @@ def _in_first(equation: Equation) -> tuple[frozenset[int], ...]:
     return (frozenset({0}),)
 
 
-def _in_cases(equation: Equation) -> tuple[frozenset[int], ...]:
+def _in_all_but_first(equation: Equation) -> tuple[frozenset[int], ...]:
     return (frozenset(range(1, len(equation.invars))),)
 
 
@@ -84,6 +84,11 @@ def _keeps(old: Any, new: Any) -> bool:
 
 
 # --- the rows -------------------------------------------------------------------------------------------------------
+
+
+def _flops_of_horner(equation: Equation) -> float:
+    """A product and a sum an element for each coefficient but the highest."""
+    return 2 * (len(equation.invars) - 2) * one_flop_an_element(equation)
 
 
 def _row(linear: Any = None) -> Row:
@@ -130,6 +135,7 @@ _PLAIN = [
     "lgamma",
     "log",
     "log1p",
+    "log2",
     "logistic",
     "lt",
     "lt_to",
@@ -139,6 +145,7 @@ _PLAIN = [
     "ne",
     "nextafter",
     "not",
+    "one_minus_square",
     "or",
     "polygamma",
     "population_count",
@@ -163,13 +170,16 @@ _PLAIN = [
 ]
 
 ROWS: dict[str, Row] = {
-    **dict.fromkeys((*_PLAIN, *_compat.NEW_ELEMENTWISE), _row()),
+    **dict.fromkeys(_PLAIN, _row()),
     **dict.fromkeys(("add", "add_any", "complex", "sub"), _row(_jointly)),
     **dict.fromkeys(("conj", "copy", "imag", "name", "neg", "real", "stop_gradient"), _row(_in_first)),
     "mul": _row(_in_each),
     "div": _row(_in_dividend),
-    "select_n": _row(_in_cases),
+    "select_n": _row(_in_all_but_first),
     "convert_element_type": _row(_in_widened),
     "integer_pow": _row(_in_base),
     "bitcast_convert_type": Row(_bitcast_factors, fused=True),
+    "polynomial": Row(elementwise_factors, flops=_flops_of_horner, linear=_in_all_but_first, fused=True),
 }
+for _name in _compat.MISSING_PRIMITIVES:
+    del ROWS[_name]

@@ -64,7 +64,7 @@ def compiled(request: Mapping[str, Any]) -> dict[str, Any]:
         donate_argnums=request["donate"],
     )
     arguments = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in exported.in_avals]
-    done = step.lower(*arguments).compile()
+    done = step.lower(*arguments).compile(request["options"])
     stats = done.memory_analysis()
     memory = {
         "argument_bytes": stats.argument_size_in_bytes,

@@ -10,11 +10,14 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from shardwright import _compat
 from shardwright.cluster import Cluster, attached
 
+# Platform → what a program is compiled with. Left alone, XLA's CPU back end runs first what is ready first, and holds
+# the more for it; our devices are many to a processor and have no idle cores to gain by that. `cost.order` prices this.
+COMPILER_OPTIONS = {"cpu": {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}}
 _DEVICE_FLAG = "xla_force_host_platform_device_count"
 
 
@@ -40,6 +43,11 @@ def make_mesh(axes: Mapping[str, int], devices: Sequence[Any] | None = None) -> 
     chosen = first_devices(axes, devices)
     grid = np.array(chosen, dtype=object).reshape(tuple(axes.values()))
     return Mesh(grid, tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
+
+
+def abstract_mesh(axes: Mapping[str, int]) -> AbstractMesh:
+    """A mesh of Auto axes (axis → size, major to minor) over no devices."""
+    return AbstractMesh(tuple(axes.values()), tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
 
 
 def first_devices(axes: Mapping[str, int], devices: Sequence[Any] | None = None) -> list[Any]:

@@ -18,12 +18,8 @@ from shardwright.partition.emit import emit
 from shardwright.plan.placement import Placement
 from shardwright.program.ir import Leaf, Program, walk
 from shardwright.run.callbacks import warn_of_callbacks
-from shardwright.run.devices import make_mesh as make_mesh
+from shardwright.run.devices import COMPILER_OPTIONS
 from shardwright.run.targets import Lowerable
-
-# Left alone, XLA's CPU back end runs first what is ready first, and holds the more for it; our devices are many to a
-# processor and have no idle cores to gain by that. `cost.order` prices this order.
-_COMPILER_OPTIONS = {"cpu": {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -87,7 +83,7 @@ def compile_program(program: Program, device: DeviceProgram, mesh: Mesh) -> Exec
     )
     abstract = [_compat.abstract(leaf.aval.shape, leaf.aval.dtype, leaf.aval.weak_type) for leaf in program.inputs]
     with jax.set_mesh(mesh):  # the user may have set another one
-        compiled = step.lower(*abstract).compile(_COMPILER_OPTIONS.get(mesh.devices.flat[0].platform))
+        compiled = step.lower(*abstract).compile(COMPILER_OPTIONS.get(mesh.devices.flat[0].platform))
         return Executable(program, mesh, shardings, compiled)
 
 

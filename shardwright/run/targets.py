@@ -38,6 +38,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from shardwright import _compat
 from shardwright.plan import cache
 from shardwright.run import target_names
+from shardwright.run.devices import COMPILER_OPTIONS, abstract_mesh
 from shardwright.run.target_names import Target
 from shardwright.run.traffic import Collective, traffic
 
@@ -141,7 +142,7 @@ def compile_ahead(lowerable: Lowerable, target: str) -> Ahead:
 
 def export_program(lowerable: Lowerable, target: Target) -> export.Exported:
     """The program lowered for the target's platform over an abstract mesh."""
-    mesh = AbstractMesh(tuple(lowerable.mesh_axes.values()), tuple(lowerable.mesh_axes))
+    mesh = abstract_mesh(lowerable.mesh_axes)
     step = jax.jit(
         lowerable.make_fn(mesh),
         in_shardings=tuple(NamedSharding(mesh, spec) for spec in lowerable.in_specs),
@@ -156,7 +157,8 @@ def export_program(lowerable: Lowerable, target: Target) -> export.Exported:
 def _key(exported: export.Exported, lowerable: Lowerable, target: Target) -> str:
     """A name for the result that is the same wherever the same program was asked for."""
     environment = target_names.child_environment(target)
-    settings = [environment.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_ENABLE_X64")]
+    settings: list[Any] = [environment.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_ENABLE_X64")]
+    settings.append(COMPILER_OPTIONS.get(target.platform, {}))
     asked = [target.name, dict(target.topology), list(lowerable.mesh_axes.items()), lowerable.donate, settings]
     where = [target_names.child_python(target), _compat.JAX_VERSION, _STORED_FORMAT]
     text = str(exported.mlir_module())
@@ -181,6 +183,7 @@ def _compile(exported: export.Exported, lowerable: Lowerable, target: Target, st
             "topology": dict(target.topology),
             "mesh_axes": dict(lowerable.mesh_axes),
             "donate": list(lowerable.donate),
+            "options": COMPILER_OPTIONS.get(target.platform, {}),
             "exported": str(program),
             "result": str(result),
             "compat": _compat.__file__,

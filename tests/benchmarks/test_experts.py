@@ -14,6 +14,7 @@ from jax.sharding import AxisType
 from benchmarks import gpt
 from benchmarks.experts import fsdp, split, tensor_sequence, variant, zero1
 from benchmarks.experts.constrained import constrained
+from shardwright.run.devices import abstract_mesh
 from shardwright.run.traffic import by_kind, sent_bytes, traffic
 
 SMALL = gpt.Config(vocab=128, width=64, layers=3, hidden=192, heads=8, sequence=32, batch=16)
@@ -119,14 +120,14 @@ def test_constrained_equals_one_device(name):
 
 
 def test_constrained_are_all_there():
-    assert tuple(constrained(SMALL, jax.sharding.AbstractMesh((8,), ("x",)))) == ONE_AXIS
-    assert tuple(constrained(SMALL, jax.sharding.AbstractMesh((2, 4), ("d", "t")))) == TWO_AXES
+    assert tuple(constrained(SMALL, abstract_mesh({"x": 8}))) == ONE_AXIS
+    assert tuple(constrained(SMALL, abstract_mesh({"d": 2, "t": 4}))) == TWO_AXES
     with pytest.raises(ValueError, match="axes"):
-        constrained(SMALL, jax.sharding.AbstractMesh((8,), ("y",)))
+        constrained(SMALL, abstract_mesh({"y": 8}))
 
 
 def test_state_is_cut_as_each_expert_says():
-    mesh = jax.sharding.AbstractMesh((8,), ("x",))
+    mesh = abstract_mesh({"x": 8})
     (params, opt), _ = gpt.abstract_arguments(SMALL)
     for name, module in BY_HAND.items():
         in_params, in_opt = module.build(SMALL, mesh).in_shardings[0]
@@ -145,14 +146,14 @@ def test_cuts_leave_a_dim_for_the_lanes():
     with pytest.raises(ValueError, match="batch of 6"):
         split.cut_dims(gpt.Config(batch=6), 8)
     with pytest.raises(ValueError, match="heads"):
-        tensor_sequence.build(gpt.Config(), jax.sharding.AbstractMesh((16,), ("x",)))
+        tensor_sequence.build(gpt.Config(), abstract_mesh({"x": 16}))
 
 
 def test_lowerable_donates_the_state():
     low = variant.lowerable(fsdp.build, SMALL, {"x": 8})
     assert len(low.avals) == len(low.in_specs) == len(low.out_specs) == len(low.donate) + 1
     assert low.donate == tuple(range(len(low.donate)))
-    results = jax.eval_shape(low.make_fn(jax.sharding.AbstractMesh((8,), ("x",))), *low.avals)
+    results = jax.eval_shape(low.make_fn(abstract_mesh({"x": 8})), *low.avals)
     assert [leaf.shape for leaf in results[:-1]] == [aval.shape for aval in low.avals[:-1]]
 
 

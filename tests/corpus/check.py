@@ -16,7 +16,8 @@ from shardwright.program.capture import capture
 from shardwright.program.ir import Program, Role
 from shardwright.program.signature import bind_call, make_options
 from shardwright.rules.classes import Classes, find_classes
-from shardwright.run.execute import compile_program, make_mesh
+from shardwright.run.devices import make_mesh
+from shardwright.run.execute import compile_program
 from shardwright.run.prove import prove_device
 from shardwright.run.traffic import by_kind, traffic
 from shardwright.search import candidates

@@ -8,7 +8,8 @@ import pytest
 from shardwright.cluster import parse
 from shardwright.cost.estimate import estimate
 from shardwright.partition.lower import partition
-from shardwright.run.execute import compile_program, make_mesh
+from shardwright.run.devices import make_mesh
+from shardwright.run.execute import compile_program
 from shardwright.run.traffic import by_kind, traffic
 from tests.run.proof_steps import one_axis, shape, trace
 

@@ -15,7 +15,8 @@ from shardwright.cost.storage import stored, workspace_bytes
 from shardwright.partition.device import Compute, Move
 from shardwright.partition.lower import partition
 from shardwright.plan.decision import AxisPlan, Decision
-from shardwright.run.execute import compile_program, make_mesh
+from shardwright.run.devices import make_mesh
+from shardwright.run.execute import compile_program
 from shardwright.search.search import lowered_for
 from tests.corpus import check
 from tests.run.proof_steps import one_axis, shape, trace

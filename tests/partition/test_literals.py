@@ -7,7 +7,8 @@ import pytest
 
 from shardwright.partition.device import Move, walk
 from shardwright.partition.lower import partition
-from shardwright.run.execute import compile_program, make_mesh
+from shardwright.run.devices import make_mesh
+from shardwright.run.execute import compile_program
 from tests.run.proof_steps import one_axis, shape, trace
 
 _VALUES = {"scalar": 2.0, "array": np.arange(6, dtype=np.float32), "zeros": np.zeros(6, np.float32)}

@@ -41,13 +41,14 @@ def test_every_operation_has_a_line_and_every_value_a_name_of_its_own(name):
 def test_lines_say_shapes_cuts_bytes_and_places():
     p = planned(mlp, mlp_args(), **PLANS["two axes"])
     text = listed(p)
+    num_operations = sum(1 for _ in walk(p.device.block))  # 28; derivatives take fewer in newer jax
     assert text.splitlines()[0] == (
-        "# Runs on each of 8 devices, mesh d=2 × t=4. Operations: 28, sent by collectives: 311 kB in 5."
+        f"# Runs on each of 8 devices, mesh d=2 × t=4. Operations: {num_operations}, sent by collectives: 311 kB in 5."
     )
     assert "input a: f32[128,128]  # w['a'] on (d, t)" in text
     # w['a'], 256 × 512 floats: half of its part on t is sent by each of the two devices of d.
     assert re.search(r"d: f32\[256,128\] = all_gather\(a, axis=d, dim=0\)  # 65\.5 kB  planned\.py:\d+", text)
-    assert statement(text, "reduce_scatter") == "z: f32[128,128] = reduce_scatter(y, axis=d, dim=0)"
+    assert re.fullmatch(r"\w: f32\[128,128\] = reduce_scatter\(\w, axis=d, dim=0\)", statement(text, "reduce_scatter"))
     assert "h: f32[32,256] {U_t} = dot_general(f, b, cut=(batch/d, a.1/t))" in text
     assert "output aa  # out[0]['a'] on (d, t)" in text
 

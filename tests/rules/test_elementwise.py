@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax.ad_checkpoint import checkpoint_name
 
+from shardwright import _compat
 from shardwright.rules import elementwise
 from shardwright.rules.table import ROWS
 from tests.rules.harness import check, equations, notation
@@ -56,6 +57,15 @@ _CASES = {
         "ab.->ab",
     ),
 }
+if "polynomial" not in _compat.MISSING_PRIMITIVES:
+    _CASES |= {
+        "polynomial": (lambda x, a: jax.lax.polynomial(x, [a, 2.0, a]), [_x(5, 3), _x(5, 3)], "ab,ab,,ab->ab"),
+        "polynomial: a dim of size 1": (
+            lambda x, a: jax.lax.polynomial_p.bind(x, a, x),
+            [_x(5, 3), _x(1, 3)],
+            "ab,.b,ab->ab",
+        ),
+    }
 
 
 @pytest.mark.parametrize("name", _CASES)

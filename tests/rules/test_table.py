@@ -32,7 +32,7 @@ def test_the_table_holds_every_row_once():
 
 _WITHOUT_A_ROW = {
     "descended into": _DESCENDED_INTO,
-    "inlined": {"call", "closed_call", "custom_jvp_call", "custom_vjp_call", "jit", "remat2"},
+    "inlined": {"call", "closed_call", "custom_jvp_call", "custom_vjp_call", "eval_jaxpr", "jit", "remat2"},
     "moves a value where the user says": {"sharding_constraint"},
     "only in regions that are manual already": {
         "all_gather", "all_to_all", "axis_index", "pmax", "pmin", "ppermute", "psum", "ragged_all_to_all"},

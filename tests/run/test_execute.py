@@ -12,7 +12,8 @@ from shardwright.plan.decision import AxisPlan, Decision
 from shardwright.program.capture import capture
 from shardwright.rules.classes import find_classes
 from shardwright.run import devices
-from shardwright.run.execute import check_arguments, compile_program, make_mesh
+from shardwright.run.devices import make_mesh
+from shardwright.run.execute import check_arguments, compile_program
 
 SHAPE = (16, 8)
 

@@ -21,6 +21,7 @@ from jax.sharding import PartitionSpec as P
 from shardwright import cluster
 from shardwright.plan import cache
 from shardwright.run import ahead_child, targets
+from shardwright.run.devices import COMPILER_OPTIONS
 from shardwright.run.target_names import child_environment, parse_target
 from shardwright.run.targets import AheadError, Failure, Lowerable, compile_ahead
 from shardwright.run.traffic import sent_bytes, traffic
@@ -79,7 +80,7 @@ def compiled_here(program: Lowerable):
         donate_argnums=program.donate,
         keep_unused=True,
     )
-    return step.lower(*program.avals).compile()
+    return step.lower(*program.avals).compile(COMPILER_OPTIONS["cpu"])
 
 
 def ahead_or_skip(program, target):
