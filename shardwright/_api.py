@@ -24,6 +24,7 @@ from shardwright.plan.diff import Diff
 from shardwright.plan.diff import diff as _diff
 from shardwright.plan.record import PlanRecord
 from shardwright.program.signature import Call, Options, argument_name, argument_of, bind_call, check_step, make_options
+from shardwright.report.recording import estimate_record
 from shardwright.run.certificate import Certificate
 from shardwright.run.devices import start_virtual_devices
 from shardwright.run.prove import prove_program
@@ -118,7 +119,8 @@ def load_plan(
     start_virtual_devices(record.cluster)
     call = bind_call(step, args, kwargs, options)
     where = _planned_cluster(record) if cluster is None else parse(cluster)
-    return Plan(record, rebuild(record, step, options, call, captured(call), where, None))
+    traced = rebuild(record, step, options, call, captured(call), where, None)
+    return Plan(dataclasses.replace(record, estimate=estimate_record(traced.price)), traced)  # as it is priced now
 
 
 def _planned_cluster(record: PlanRecord) -> Cluster:
@@ -148,8 +150,12 @@ def prove(
       The certificate: `.ok`, `.max_relative_error`, `.rows`, `.changes`; printable.
 
     Raises:
-      ValueError: the step or its arguments are not those of the plan.
+      ValueError: the step or its arguments are not those of the plan, or `steps` or `seed` is no such number.
     """
+    _check_plan("prove", plan)
+    for name, value, least in (("steps", steps, 1), ("seed", seed, 0)):
+        if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < least:
+            raise ValueError(f"prove({name}={value!r}): a whole number from {least} on was wanted")
     t = plan.traced
     call = bind_call(step, args, kwargs, t.options)
     program = captured(call)
@@ -166,8 +172,22 @@ def prove(
 
 
 def diff(a: Plan, b: Plan) -> Diff:
-    """What differs between two plans: mesh, classes, leaves, prices; printable."""
+    """What differs between two plans: mesh, classes, leaves, prices; printable.
+
+    Raises:
+      ValueError: one of them is no plan.
+    """
+    _check_plan("diff", a)
+    _check_plan("diff", b)
     return _diff(a.record, b.record)
+
+
+def _check_plan(function: str, plan: Any) -> None:
+    if not isinstance(plan, Plan):
+        raise ValueError(
+            f"{function} was given {plan!r}, a {type(plan).__name__}; a Plan was wanted, as shardwright.plan and "
+            "shardwright.load_plan return it"
+        )
 
 
 def jit(
@@ -227,12 +247,17 @@ class Jitted:
         functools.update_wrapper(self, step)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the step, planning first if these shapes or static arguments are new."""
+        """Runs the step, planning first if these shapes or static arguments are new.
+
+        Under `jax.disable_jit` the step runs as it is, on one device.
+        """
+        if jax.config.jax_disable_jit:
+            return self._step(*args, **kwargs)
         call = bind_call(self._step, args, kwargs, self._options)
         values, tree = jax.tree_util.tree_flatten((call.args, call.kwargs))
         if any(isinstance(x, jax.core.Tracer | jax.ShapeDtypeStruct) for x in values):
             return self._not_run(call, values, args, kwargs)
-        key = tree, call.static, tuple(map(_compat.type_of, values))
+        key = tree, call.static, tuple(map(_compat.type_of, values)), _compat.trace_context()
         compiled = self._known.get(key)
         if compiled is None:
             compiled = self._known[key] = self._compile(call)

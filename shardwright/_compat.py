@@ -9,6 +9,8 @@ import traceback as _traceback
 from typing import Any
 
 import jax
+import numpy as np
+from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import debugging as _debugging
 from jax._src import source_info_util as _source_info
@@ -144,10 +146,18 @@ def abstract_like(x: Any) -> Any:
     """What is traced for `x`: its shape and dtype, never its sharding."""
     weak = getattr(x, "weak_type", None)
     if weak is None:
-        weak = getattr(
-            getattr(x, "aval", None), "weak_type", isinstance(x, (int, float, complex)) and not isinstance(x, bool)
-        )
+        weak = getattr(getattr(x, "aval", None), "weak_type", is_python_number(x) and not isinstance(x, bool))
     return jax.ShapeDtypeStruct(jax.numpy.shape(x), dtype_of(x), weak_type=bool(weak))
+
+
+def is_python_number(x: Any) -> bool:
+    """Whether `x` is a number of Python's own; NumPy's scalars, some of which are subclasses, have a dtype."""
+    return isinstance(x, (bool, int, float, complex)) and not isinstance(x, np.generic)
+
+
+def trace_context() -> Any:
+    """What of jax's configuration a trace depends on, hashable."""
+    return _config.trace_context()
 
 
 def dtype_of(x: Any) -> Any:

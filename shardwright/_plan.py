@@ -20,9 +20,10 @@ from shardwright.cluster import memory as parse_memory
 from shardwright.cost.estimate import Estimate, estimate
 from shardwright.partition.device import DeviceProgram
 from shardwright.partition.lower import partition
+from shardwright.partition.turns import in_turn
 from shardwright.plan import cache as plan_cache
 from shardwright.plan import files
-from shardwright.plan.check import check
+from shardwright.plan.check import check, check_program
 from shardwright.plan.decision import Decision
 from shardwright.plan.named import by_id
 from shardwright.plan.record import EstimateRecord, PlanRecord, PlanWarning
@@ -31,7 +32,7 @@ from shardwright.program.ir import Program
 from shardwright.program.signature import Call, Options, argument_name, bind_call, restore, without_values
 from shardwright.report.candidates import searched_of
 from shardwright.report.listing import program_text
-from shardwright.report.recording import estimate_record, package_version, record_of
+from shardwright.report.recording import estimate_record, package_version, program_record, record_of
 from shardwright.report.text import plan_text
 from shardwright.report.warnings import warnings_of
 from shardwright.rules.classes import Classes, find_classes
@@ -163,8 +164,11 @@ class Plan:
           RuntimeError: the target's compiler is not installed or refuses the program.
         """
         t = self.traced
+        if target is not None and not isinstance(target, str):
+            raise ValueError(f"target={target!r} is a {type(target).__name__}; give a name, as 'tpu-v5p:2x2x2'")
         if target is not None:
-            device = t.device if target.startswith("cpu") else partition(t.program, t.classes, t.decision)
+            on_cpu = target.startswith("cpu")
+            device = in_turn(t.device) if on_cpu else partition(t.program, t.classes, t.decision)
             return compile_ahead(lowerable(t.program, device), target)
         return CompiledStep(self, compile_program(t.program, t.device, self.attached_mesh(devices)))
 
@@ -367,12 +371,14 @@ def rebuild(
     """The program of a plan that was read, partitioned anew.
 
     Raises:
-      ValueError: the plan is for another program.
+      ValueError: the plan is for another program, or says of this one what its decision does not make of it.
     """
     check(record, program.fingerprint, program.inputs)
     call, classes = without_values(call), find_classes(program)
     decision = by_id(record.program.decision, {c.name: c.id for c in classes.all})
-    return build(step, options, call, program, classes, decision, where, devices)
+    traced = build(step, options, call, program, classes, decision, where, devices)
+    check_program(record, program_record(program, classes, decision, traced.device, record.program.name))
+    return traced
 
 
 def _cache_file(program: Program, given: Given, where: Cluster, limit: int, objective: str) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jax.sharding import PartitionSpec as P
@@ -58,10 +58,17 @@ def planning_arguments(options: argparse.Namespace) -> dict[str, Any]:
         "cluster": options.cluster,
         "memory": options.memory,
         "mesh": options.mesh,
-        "pins": dict(options.pin),
+        "pins": _pins(options.pin),
         "objective": options.objective,
         "donate_argnums": options.donate,
     }
+
+
+def _pins(pins: Sequence[tuple[str, P]]) -> dict[str, P]:
+    twice = sorted({leaf for leaf, _ in pins if [other for other, _ in pins].count(leaf) > 1})
+    if twice:
+        raise ValueError(f"--pin names {', '.join(twice)} twice; pin each leaf once")
+    return dict(pins)
 
 
 def given(options: argparse.Namespace, names: Iterable[str]) -> list[str]:

@@ -8,6 +8,7 @@ import shardwright as sw
 from shardwright.cli import facts, load, options
 from shardwright.cli.outcome import Outcome
 from shardwright.cli.phases import phase
+from shardwright.plan import files
 
 HELP = "find how to run a step on many devices; no device is needed"
 EXAMPLE = "example: shardwright plan train.py:program --cluster h100:2x8 --memory 80GB --donate 0 --output plan.json"
@@ -29,6 +30,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(chosen: argparse.Namespace) -> Outcome:
     """Plans, and saves where asked."""
+    if chosen.output:
+        files.check_place(chosen.output)
     with phase(f"Loading {chosen.program}"):
         loaded = load.load(chosen.program)
     with phase("Planning"):

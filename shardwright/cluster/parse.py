@@ -60,7 +60,7 @@ def parse(cluster: str | Path | Cluster) -> Cluster:
             f"your own."
         )
     part = parts()[name]
-    if not re.fullmatch(r"\d+(x\d+)*", shape):
+    if not re.fullmatch(r"[0-9]+(x[0-9]+)*", shape):
         raise ValueError(f"The cluster {text!r} has the shape {shape!r}. Write {part.form}; {part.example}.")
     return build(part, tuple(int(number) for number in shape.split("x")))
 
@@ -122,7 +122,7 @@ def memory(size: str | int | float) -> int:
         1536
     """
     if isinstance(size, str):
-        match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d+)?)\s*(?:([kmgt]?)(i?)b)?", size.strip().lower())
+        match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?(?:e[0-9]+)?)\s*(?:([kmgt]?)(i?)b)?", size.strip().lower())
         if not match or (match[3] and not match[2]):
             raise ValueError(f"The memory size {size!r} is not understood. {_MEMORY_EXAMPLES}")
         value = float(match[1]) * (1024 if match[3] else 1000) ** _UNITS[match[2] or ""]

@@ -106,7 +106,7 @@ def _collective(totals: _Totals, op: Move, times: int) -> Collective:
     group = math.prod(totals.mesh[a] for a in op.axes)
     link = totals.link(op.axes)
     aval = op.outputs[0].aval
-    kind, result = _as_run(op, group)
+    kind, result = as_run(op, group)
     result = result * itemsize_on(totals.cluster.device.platform, aval) // aval.itemsize
     return Collective(
         kind,
@@ -121,7 +121,7 @@ def _collective(totals: _Totals, op: Move, times: int) -> Collective:
     )
 
 
-def _as_run(op: Move, group: int) -> tuple[str, int]:
+def as_run(op: Move, group: int) -> tuple[str, int]:
     """(kind, bytes of one device's result) of the collective behind a move: products are gathered and multiplied."""
     result = op.outputs[0].bytes
     if op.kind == "all_reduce" and op.monoid == "prod":

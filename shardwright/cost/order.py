@@ -2,7 +2,8 @@
 
 They make one of the collectives that do not wait for each other (on CPU the all-reduces alone), then walk depth first
 from the results; on CPU because `run.execute` asks for it. Of what an operation reads, that is walked first which has
-the most further readers on its way, then what stands for the most bytes. The TPU compiler seeks an order that holds
+the most further readers on its way, then what stands for the most bytes (both counted as often as they are met, up to
+all there is: see XLA's `DFSMemoryScheduler`). The TPU compiler seeks an order that holds
 little in its own way; for it we take the program's.
 """
 
@@ -23,7 +24,9 @@ def depth_first(block: DeviceBlock, kept: Collection[Slot], leaders: Mapping[Op,
     are one (`leaders`: see `combined`) stand together.
     """
     before = _before(block, kept, leaders)
-    turns = _walk(before, _weights(block, kept, before))
+    made = {s: leaders.get(op, op) for op in block.ops for s in op.outputs}
+    results = list(dict.fromkeys(made[s] for s in block.outputs if isinstance(s, Slot) and s in made))
+    turns = _walk(before, results, _weights(block, kept, before, results))
     first: dict[Slot, int] = {}
     placed: list[tuple[int, int, Op]] = []
     for i, op in reversed(list(enumerate(block.ops))):
@@ -76,32 +79,52 @@ def _before(block: DeviceBlock, kept: Collection[Slot], leaders: Mapping[Op, Op]
     return before
 
 
-def _weights(block: DeviceBlock, kept: Collection[Slot], before: Before) -> dict[Op, tuple[int, int]]:
+def _weights(
+    block: DeviceBlock, kept: Collection[Slot], before: Before, results: Collection[Op]
+) -> dict[Op, tuple[int, int]]:
     """For each operation: readers beyond the first, and bytes, of itself and all before it (so often as it is met)."""
-    readers: dict[Op, int] = {}
+    readers: dict[Op, int] = dict.fromkeys(results, 1)
     for found in before.values():
         for b in found:
             readers[b] = readers.get(b, 0) + 1
     weights: dict[Op, tuple[int, int]] = {}
+    most = len(before) + len(block.inputs)
     total = 0
-    for op, found in before.items():
+    for op in _as_read(before, results):
+        found = before[op]
         own = sum(s.bytes for s in op.outputs if s in kept)
         total += own
         met = [weights[b] for b in found if b in weights]
         extra = max(readers.get(op, 0) - 1, 0) + sum(w[0] for w in met)
-        weights[op] = min(extra, len(block.ops)), min(own + sum(w[1] for w in met), total)
+        weights[op] = min(extra, most), min(own + sum(w[1] for w in met), total)
     return weights
 
 
-def _walk(before: Before, weights: Mapping[Op, tuple[int, int]]) -> dict[Op, int]:
-    """Each operation's turn."""
+def _as_read(before: Before, results: Collection[Op]) -> list[Op]:
+    """Every operation behind what it reads, in the order in which `results` read them."""
+    order: dict[Op, None] = {}
+    stack = [(op, False) for op in reversed([*results, *before])]
+    opened: set[Op] = set()
+    while stack:
+        op, walked = stack.pop()
+        if walked:
+            order[op] = None
+        elif op not in opened:
+            opened.add(op)
+            stack.append((op, True))
+            stack.extend((b, False) for b in reversed(before[op]) if b not in opened)
+    return list(order)
+
+
+def _walk(before: Before, results: Collection[Op], weights: Mapping[Op, tuple[int, int]]) -> dict[Op, int]:
+    """Each operation's turn. The walk starts from `results` and from what nobody reads."""
     index = {op: i for i, op in enumerate(before)}
 
     def last_first(ops: Collection[Op]) -> list[tuple[Op, bool]]:
         return [(op, False) for op in sorted(ops, key=lambda op: (weights[op], -index[op]))]
 
     inner = {b for found in before.values() for b in found}
-    stack = last_first([op for op in before if op not in inner])
+    stack = last_first([op for op in before if op in results or op not in inner])
     turns: dict[Op, int] = {}
     opened: set[Op] = set()
     while stack:

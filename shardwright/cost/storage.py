@@ -24,10 +24,11 @@ def stored(block: DeviceBlock) -> set[Slot]:
     """
     kept = {s for s in block.outputs if isinstance(s, Slot)}
     readers: dict[Slot, int] = {}
+    turned = _read_both_ways(block)
     for op in block.ops:
         slots = [x for x in op.inputs if isinstance(x, Slot)]
         if not is_fused(op):
-            kept.update(slots)
+            kept.update(set(slots) - turned)
             kept.update(op.outputs)
         for x in slots:
             readers[x] = readers.get(x, 0) + 1
@@ -38,6 +39,25 @@ def stored(block: DeviceBlock) -> set[Slot]:
     return kept - set(block.inputs)
 
 
+def _read_both_ways(block: DeviceBlock) -> set[Slot]:
+    """What products alone read, one along its first dims and one along its last: computed for each as it wants it."""
+    ways: dict[Slot, set[str]] = {}
+    for op in block.ops:
+        for i, x in enumerate(op.inputs):
+            if isinstance(x, Slot):
+                ways.setdefault(x, set()).add(_way(op, i, x))
+    return {x for x, found in ways.items() if found == {"first", "last"}}
+
+
+def _way(op: Op, position: int, x: Slot) -> str:
+    if not isinstance(op, Compute) or op.equation.name != "dot_general":
+        return "other"
+    contracted, batch = (sides[position] for sides in op.equation.params["dimension_numbers"])
+    order = [d for d, n in enumerate(x.shape) if n > 1 and d not in batch]
+    c = [d for d in contracted if x.shape[d] > 1]
+    return "first" if c == order[: len(c)] else "last"
+
+
 def _input_bytes(op: Op) -> int:
     return sum(x.bytes for x in op.inputs if isinstance(x, Slot))
 
@@ -46,7 +66,7 @@ def is_fused(op: Op) -> bool:
     """Whether `op` can be computed inside the fusion of its reader, and read there what it reads."""
     if isinstance(op, Compute):
         return op.row is not None and op.row.fused
-    return isinstance(op, Move) and op.kind in ("slice", "relabel", "mask", "barrier", "expand")
+    return isinstance(op, Move) and op.kind in ("slice", "relabel", "mask", "barrier", "wait", "expand")
 
 
 def itemsize_on(platform: str, aval: Aval) -> int:

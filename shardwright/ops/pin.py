@@ -16,6 +16,7 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import PartitionSpec
 
 from shardwright import _compat
+from shardwright.program.signature import WrongUse, is_array
 
 Spec = tuple[tuple[str, ...] | None, ...]
 """For each dim its mesh axes, () for whole, None for free."""
@@ -46,17 +47,19 @@ def pin(x: Any, spec: Any) -> jax.Array:
     Array(4., dtype=float32)
     """
     if not isinstance(spec, PartitionSpec | tuple | list):
-        raise ValueError(
+        raise WrongUse(
             f"pin: the spec {spec!r} is a {type(spec).__name__}, a PartitionSpec was wanted, as P('d', None)"
         )
+    if not is_array(x):
+        raise WrongUse(f"pin: the value is a {type(x).__name__}, an array was wanted; pin each array of it by itself")
     x = jnp.asarray(x)
     entries = tuple(_entry(e, spec) for e in spec)
     if len(entries) > x.ndim:
-        raise ValueError(f"pin: {spec} names {len(entries)} dims, and the value has {x.ndim}: {list(x.shape)}")
+        raise WrongUse(f"pin: {spec} names {len(entries)} dims, and the value has {x.ndim}: {list(x.shape)}")
     named = [a for axes in entries if axes for a in axes]
     twice = sorted({a for a in named if named.count(a) > 1})
     if twice:
-        raise ValueError(f"pin: {spec} names mesh axis {', '.join(map(repr, twice))} twice; an axis cuts one dim")
+        raise WrongUse(f"pin: {spec} names mesh axis {', '.join(map(repr, twice))} twice; an axis cuts one dim")
     return pin_p.bind(x, spec=entries + ((),) * (x.ndim - len(entries)))
 
 
@@ -67,7 +70,7 @@ def _entry(entry: Any, spec: Any) -> tuple[str, ...] | None:
         return None
     axes = (entry,) if isinstance(entry, str) else entry
     if not isinstance(axes, tuple | list) or not all(isinstance(a, str) for a in axes):
-        raise ValueError(f"pin: {spec} holds {entry!r}, the name of a mesh axis was wanted, as P('d', None)")
+        raise WrongUse(f"pin: {spec} holds {entry!r}, the name of a mesh axis was wanted, as P('d', None)")
     return tuple(axes)
 
 

@@ -25,11 +25,13 @@ class Builder:
         wanted: list[Placement | None],
         stay_pending: frozenset[int],
         fallbacks: list[Fallback],
+        turns: int = 1,
     ):
         self.context = context
         self.cuts = cuts
         self.wanted = wanted
         self.stay_pending = stay_pending
+        self.turns = turns
         self.fallbacks = fallbacks
         self.ops: list[Op] = []
         self.made: dict[Var, Source] = {}

@@ -80,7 +80,8 @@ def _scan(b: Builder, eqn: Equation, lower_block: LowerBlock) -> None:
             inner.append(_inner_slot(b, v, Placement(place.dims[1:])))
     stacked = [natural(b.context, a) if isinstance(a, Var) else whole(a.aval.ndim) for a in body.outvars[carry:]]
     stay = frozenset(range(carry, len(body.outvars)))
-    lowered = lower_block(b.context, b.cuts, body, tuple(inner), [*carried, *stacked], stay, b.fallbacks)
+    turns = max(int(eqn.params["length"]), 1)
+    lowered = lower_block(b.context, b.cuts, body, tuple(inner), [*carried, *stacked], stay, b.fallbacks, turns)
     outputs = []
     for i, (v, result) in enumerate(zip(eqn.outvars, lowered.outputs, strict=True)):
         assert isinstance(result, Slot), "a block's results are slots"

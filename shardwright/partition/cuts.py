@@ -11,6 +11,7 @@ The pass also notes which values *could* be pending sums on which axis; the seco
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import math
@@ -351,32 +352,29 @@ def _scan(context: Context, cuts: Cuts, eqn: Equation, lies: dict[Var, Placement
 def _accumulator_equations(eqn: Equation) -> dict[int, Var]:
     """Carries that are only ever added to: position → what is added in each turn."""
     (body,), consts, carry = eqn.blocks, eqn.params["num_consts"], eqn.params["num_carry"]
-    uses: dict[Var, int] = {}
-    made: dict[Var, Equation] = {}
-    for inner in body.equations:
-        for a in inner.invars:
-            if isinstance(a, Var):
-                uses[a] = uses.get(a, 0) + 1
-        for v in inner.outvars:
-            made[v] = inner
-    for a in body.outvars:
-        if isinstance(a, Var):
-            uses[a] = uses.get(a, 0) + 1
+    uses = collections.Counter(a for inner in body.equations for a in inner.invars if isinstance(a, Var))
+    uses.update(a for a in body.outvars if isinstance(a, Var))
+    made = {v: inner for inner in body.equations for v in inner.outvars}
     found = {}
     for i in range(carry):
         start, end = body.invars[consts + i], body.outvars[i]
-        if not isinstance(end, Var):
+        if not isinstance(end, Var) or uses[end] != 1 or not start.aval.size:
             continue
         adder = made.get(end)
-        if (
-            adder is None
-            or adder.name not in ("add", "add_any")
-            or start not in adder.invars
-            or uses.get(start) != 1
-            or uses[end] != 1
-        ):
+        if adder is None or adder.name not in ("add", "add_any"):
             continue
-        other = adder.invars[1 - adder.invars.index(start)]
-        if isinstance(other, Var) and other.aval.shape == start.aval.shape and math.prod(start.aval.shape) > 0:
-            found[i] = other
+        for position, a in enumerate(adder.invars):
+            other = adder.invars[1 - position]
+            if _is_only(start, a, uses, made) and isinstance(other, Var) and other.aval.shape == start.aval.shape:
+                found[i] = other
     return found
+
+
+def _is_only(start: Var, a: Atom, uses: Mapping[Var, int], made: Mapping[Var, Equation]) -> bool:
+    """Whether `a` is `start`, read here alone; from a Python number jax converts to the dtype that it has already."""
+    if not isinstance(a, Var) or uses[a] != 1:
+        return False
+    maker = made.get(a)
+    if maker is not None and maker.name == "convert_element_type" and a.aval.dtype == start.aval.dtype:
+        return _is_only(start, maker.invars[0], uses, made)
+    return a is start

@@ -71,7 +71,7 @@ class Move:
     kind: all_reduce, all_gather, reduce_scatter, all_to_all, permute (collectives), slice (keep a block of a whole
     dim), mask (a whole value becomes a pending sum: kept on the first device of `axes`, zero elsewhere), relabel (zero
     becomes a pending sum as it is), expand (a block becomes a pending sum, at its place between zeros), barrier (the
-    first input again, but not before the second one).
+    first input again, but not before the second one), wait (likewise, and no compiler takes it away).
     `dim` is gathered, scattered or sliced; all_to_all scatters `dim` and gathers `other_dim`.
     """
 

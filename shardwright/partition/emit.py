@@ -87,17 +87,30 @@ def _masked(op: Compute, mask: Mask, value: Any, local: Local) -> Any:
 
 def _constant(op: Constant, inputs: list[Any], mesh: Mapping[str, int]) -> list[Any]:
     del inputs, mesh
-    return [jnp.asarray(op.value) if isinstance(op.value, (np.ndarray, np.generic)) else op.value]
+    if _compat.is_extended(op.outputs[0].aval.dtype) or isinstance(op.value, jax.Array):
+        return [op.value]
+    return [jnp.asarray(op.value, op.outputs[0].aval.dtype)]
 
 
 def _move(op: Move, inputs: list[Any], mesh: Mapping[str, int]) -> list[Any]:
     if op.kind == "barrier":
         return [lax.optimization_barrier(tuple(inputs))[0]]
+    if op.kind == "wait":
+        return [_wait(inputs[0], inputs[1], mesh)]
+    if not math.prod(op.outputs[0].shape):  # nothing to send, and XLA knows no collective of nothing
+        return [jnp.zeros(op.outputs[0].shape, inputs[0].dtype)]
     result = MOVES[op.kind](op, inputs[0], mesh)
     assert tuple(result.shape) == op.outputs[0].shape, (
         f"{op.kind}: {result.shape} computed, {op.outputs[0].shape} planned"
     )
     return [result]
+
+
+def _wait(x: Any, trigger: Any, mesh: Mapping[str, int]) -> Any:
+    """`x`, by a choice that reads `trigger` and never takes the other side: a device's index is not negative."""
+    first = lax.slice(trigger, (0,) * trigger.ndim, (1,) * trigger.ndim).reshape(())
+    never = (block_index(tuple(mesh), mesh) < 0) & (first == np.ones((), first.dtype))
+    return jnp.where(never, jnp.zeros((), x.dtype), x)
 
 
 def _pad(x: Any, dim: int, size: int) -> Any:

@@ -76,6 +76,7 @@ def lower_block(
     wanted: list[Placement | None],
     stay_pending: frozenset[int],
     fallbacks: list[Fallback],
+    turns: int = 1,
 ) -> DeviceBlock:
     """Lowers one block.
 
@@ -87,8 +88,9 @@ def lower_block(
       wanted: where each result must lie; None: as it comes.
       stay_pending: positions of results that may leave as pending sums (on axes that `wanted` leaves uncut).
       fallbacks: filled with what could not be cut.
+      turns: how often a loop runs the block.
     """
-    b = Builder(context, cuts, wanted, stay_pending, fallbacks)
+    b = Builder(context, cuts, wanted, stay_pending, fallbacks, turns)
     for v, slot in zip(block.invars, inputs, strict=True):
         b.define(v, slot)
     for eqn in block.equations:
@@ -178,11 +180,11 @@ def _equation(b: Builder, eqn: Equation) -> None:
 
 
 def _is_source(eqn: Equation) -> bool:
-    """Whether an equation computes one value from constants alone, by a row that any placement suits."""
+    """Whether an equation computes one value from numbers alone, by a row that any placement suits."""
     return (
         eqn.name in ("broadcast_in_dim", "iota")
         and len(eqn.outvars) == 1
-        and not any(isinstance(a, Var) for a in eqn.invars)
+        and not any(isinstance(a, Var) or a.aval.ndim for a in eqn.invars)
     )
 
 

@@ -22,7 +22,10 @@ from shardwright.partition.cuts import expands, passing_group
 from shardwright.program.ir import Atom, Equation, Var
 
 OUTSIDE = 0.99
-"""A sum that leaves a loop pending is reduced once, in one piece: slightly better than once a turn at equal bytes."""
+"""A sum that leaves a loop pending is reduced once, in one piece: slightly better than once a turn at equal bytes.
+
+One that the loop accumulates is not even as many bytes: they are sent once and not once a turn.
+"""
 
 
 def passes(b: Builder, eqn: Equation) -> tuple[frozenset[int], tuple[str, ...]]:
@@ -88,6 +91,9 @@ def _future(b: Builder, v: Var, axis: str) -> float:
             return best
         eqn, position = readers[0]
         if eqn is None:
+            wanted = b.wanted[position]
+            if wanted is not None and wanted.pending(axis):
+                return min(best, _resolve_cost(b, v, axis) / b.turns * OUTSIDE)
             return best * OUTSIDE if position in b.stay_pending else best
         if eqn.blocks or eqn not in b.cuts.factors or b.cuts.factors[eqn][_index(b, axis)] is not None:
             return best

@@ -25,11 +25,15 @@ def pins_of(program: Program) -> Iterator[Equation]:
 
 
 def pin_of(eqn: Equation) -> Pin:
-    """What a pin says of each dim.
+    """Where a pin lays each dim; one of a single element is whole, whatever the pin says.
 
     Raises:
       ValueError: a sharding that is no `NamedSharding`.
     """
+    return tuple(() if n == 1 else axes for n, axes in zip(eqn.outvars[0].aval.shape, _said(eqn), strict=True))
+
+
+def _said(eqn: Equation) -> Pin:
     if eqn.name == "pin":
         return eqn.params["spec"]
     sharding, ndim = eqn.params["sharding"], eqn.outvars[0].aval.ndim
@@ -58,7 +62,7 @@ def check_pins(program: Program, mesh: Mapping[str, int]) -> None:
       ValueError: with the user's source line.
     """
     for eqn in pins_of(program):
-        unknown = sorted({a for axes in pin_of(eqn) for a in axes or ()} - set(mesh))
+        unknown = sorted({a for axes in _said(eqn) for a in axes or ()} - set(mesh))
         if unknown:
             raise ValueError(
                 f"{eqn.source.line}: the step pins a value to mesh axis {', '.join(map(repr, unknown))}, and the "

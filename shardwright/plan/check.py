@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 
@@ -93,6 +94,34 @@ def check(record: PlanRecord, fingerprint: str, leaves: Sequence[Leaf]) -> None:
         f"{head}. The arguments are the same, so the step itself changed since it was planned: its code, a static "
         "argument or a constant that it closes over. Plan again for the step as it is now."
     )
+
+
+def check_program(record: PlanRecord, made: ProgramRecord) -> None:
+    """Refuses a plan whose leaves are not what its own decision makes of the program.
+
+    Args:
+        record: The plan.
+        made: What this package makes of its decision.
+
+    Raises:
+        ValueError: The file was edited, or is of another version of this package; the first difference is named.
+    """
+    for side in ("inputs", "outputs"):
+        said, is_so = (
+            {leaf.name: dataclasses.replace(leaf, donated=False) for leaf in getattr(program, side)}
+            for program in (record.program, made)
+        )
+        for name in dict.fromkeys((*said, *is_so)):
+            if said.get(name) != is_so.get(name):
+                raise ValueError(
+                    f"The plan contradicts itself, as a file edited by hand or of another version may: of {name} it "
+                    f"says {_leaf_text(said.get(name))}, and its decision makes it {_leaf_text(is_so.get(name))}. "
+                    f"It was written by shardwright {record.package_version}. Plan again."
+                )
+
+
+def _leaf_text(leaf: LeafRecord | None) -> str:
+    return "nothing" if leaf is None else f"{leaf.role} {_type_text(leaf)} of dims {leaf.dims} on {leaf.spec}"
 
 
 def leaf_differences(planned: Sequence[LeafRecord], given: Sequence[Leaf]) -> tuple[str, ...]:

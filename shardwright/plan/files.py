@@ -23,7 +23,7 @@ def to_json(record: PlanRecord) -> str:
 
 def save(record: PlanRecord, path: str | os.PathLike[str]) -> None:
     """Writes `record` to `path`; whoever reads meanwhile finds the old file or the new one, never a part."""
-    target = Path(path)
+    target = check_place(path)
     text = to_json(record)
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
@@ -34,6 +34,19 @@ def save(record: PlanRecord, path: str | os.PathLike[str]) -> None:
         os.replace(partial, target)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def check_place(path: str | os.PathLike[str]) -> Path:
+    """Refuses a path where no file can be written.
+
+    Raises:
+        OSError: It is a directory, or there is none to hold it.
+    """
+    target = Path(path)
+    if target.is_dir() or not target.parent.is_dir():
+        what = "is a directory" if target.is_dir() else f"lies in {target.parent}, which is no directory"
+        raise OSError(f"the plan cannot be saved as {path}: that {what}; give the path of a file")
+    return target
 
 
 def load(path: str | os.PathLike[str]) -> PlanRecord:

@@ -18,7 +18,7 @@ from shardwright import _compat
 from shardwright.program.flatten import flatten
 from shardwright.program.ir import Block, Equation, Leaf, Literal, Program, Role, Var, walk
 from shardwright.program.roles import find_roles
-from shardwright.program.signature import StepError, argument_name, argument_of
+from shardwright.program.signature import StepError, WrongUse, argument_name, argument_of
 
 _PACKAGE = str(Path(__file__).parents[1])
 
@@ -48,6 +48,8 @@ def capture(step: Callable, args: tuple, kwargs: dict, *, names: Sequence[str], 
         raise
     except Exception as error:
         line = _compat.user_line(error.__traceback__, but=_PACKAGE)
+        if isinstance(error, WrongUse):
+            raise StepError(f"{line}: {error}" if line else str(error)) from error
         raise StepError(
             f"the step cannot be traced by jax{f', at {line}' if line else ''}: {type(error).__name__}: {error}\n"
             "A step must be a pure function of arrays; mark arguments that are not arrays with static_argnums."

@@ -8,6 +8,7 @@ jax lowers it to: without it the compiler would merge the recomputed forward wit
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ import numpy as np
 from shardwright import _compat
 from shardwright.program.equal import merge_equal
 from shardwright.program.ir import Atom, Aval, Block, Equation, Literal, Source, Var
+from shardwright.program.loops import with_one_condition
 
 _CALLS = {
     "jit": "jaxpr",
@@ -44,7 +46,7 @@ def _aval(aval: Any) -> Aval:
     return Aval(shape, dtype, bool(getattr(aval, "weak_type", False)))
 
 
-def _block(closed_jaxpr: Any, stack: Any) -> Block:
+def _block(closed_jaxpr: Any, stack: Any, line: str = "") -> Block:
     jaxpr = closed_jaxpr.jaxpr
     env: dict[Any, Atom] = {}
     for var, value in zip(jaxpr.constvars, closed_jaxpr.consts, strict=True):
@@ -52,12 +54,15 @@ def _block(closed_jaxpr: Any, stack: Any) -> Block:
     invars = tuple(Var(_aval(v.aval)) for v in jaxpr.invars)
     env.update(zip(jaxpr.invars, invars, strict=True))
     equations: list[Equation] = []
-    outvars = _inline(jaxpr, env, stack, equations)
+    outvars = _inline(jaxpr, env, stack, equations, line)
     return Block(invars, tuple(equations), outvars)
 
 
-def _inline(jaxpr: Any, env: dict[Any, Atom], stack: Any, out: list[Equation]) -> tuple[Atom, ...]:
-    """Appends the equations of `jaxpr` to `out`; `env` holds its inputs and constants."""
+def _inline(jaxpr: Any, env: dict[Any, Atom], stack: Any, out: list[Equation], line: str = "") -> tuple[Atom, ...]:
+    """Appends the equations of `jaxpr` to `out`; `env` holds its inputs and constants.
+
+    `line`: where it is called from; of what jax's own helpers compute that is the user's line.
+    """
 
     def read(atom: Any) -> Atom:
         if isinstance(atom, jax.extend.core.Literal):
@@ -66,18 +71,22 @@ def _inline(jaxpr: Any, env: dict[Any, Atom], stack: Any, out: list[Equation]) -
 
     for eqn in jaxpr.eqns:
         scope = stack + eqn.source_info.name_stack
-        source = Source(str(scope), _compat.source_line(eqn.source_info), eqn.source_info.replace(name_stack=scope))
+        own = _compat.source_line(eqn.source_info) or line
+        source = Source(str(scope), own, eqn.source_info.replace(name_stack=scope))
         inputs = tuple(read(v) for v in eqn.invars)
         if eqn.primitive.name in _CALLS:
             results = _call(eqn, inputs, scope, source, out)
         elif eqn.primitive.name == "custom_linear_solve":
-            results = _solve(eqn, inputs, scope, out)
+            results = _solve(eqn, inputs, scope, own, out)
         elif _is_identity(eqn):
             results = inputs
         else:
             made = tuple(Var(_aval(v.aval)) for v in eqn.outvars)
-            blocks = tuple(_block(b, _compat.empty_name_stack()) for b in _bodies(eqn))
             params = _compat.counted_params(eqn.primitive, eqn.params)
+            if eqn.primitive.name == "while" and params["cond_jaxpr"].out_avals[0].ndim:
+                params, inputs = with_one_condition(params), (*inputs[: params["cond_nconsts"]], *inputs)
+            bodies = _bodies(eqn.primitive.name, params)
+            blocks = tuple(_block(b, _compat.empty_name_stack(), own) for b in bodies)
             out.append(Equation(eqn.primitive, inputs, made, params, source, blocks))
             results = made
         env.update(zip(eqn.outvars, results, strict=True))
@@ -92,7 +101,7 @@ def _call(eqn: Any, inputs: tuple[Atom, ...], scope: Any, source: Source, out: l
     env: dict[Any, Atom] = dict(zip(closed.jaxpr.invars, inputs, strict=True))
     for var, value in zip(closed.jaxpr.constvars, closed.consts, strict=True):
         env[var] = Literal(value, _aval(var.aval))
-    return _inline(closed.jaxpr, env, scope, out)
+    return _inline(closed.jaxpr, env, scope, out, source.line)
 
 
 def _is_identity(eqn: Any) -> bool:
@@ -102,7 +111,7 @@ def _is_identity(eqn: Any) -> bool:
     return eqn.primitive.name == "device_put" and all(d is None for d in eqn.params["devices"])
 
 
-def _solve(eqn: Any, inputs: tuple[Atom, ...], scope: Any, out: list[Equation]) -> tuple[Atom, ...]:
+def _solve(eqn: Any, inputs: tuple[Atom, ...], scope: Any, line: str, out: list[Equation]) -> tuple[Atom, ...]:
     """A linear solve after differentiation is a call of its own solver.
 
     Operands: the constants of matvec, vecmat, solve and transposed solve, then b.
@@ -114,7 +123,7 @@ def _solve(eqn: Any, inputs: tuple[Atom, ...], scope: Any, out: list[Equation]) 
     env.update(
         (v, Literal(value, _aval(v.aval))) for v, value in zip(solver.jaxpr.constvars, solver.consts, strict=True)
     )
-    return _inline(solver.jaxpr, env, scope, out)
+    return _inline(solver.jaxpr, env, scope, out, line)
 
 
 def _barrier(inputs: tuple[Atom, ...], source: Source, out: list[Equation]) -> tuple[Atom, ...]:
@@ -125,10 +134,10 @@ def _barrier(inputs: tuple[Atom, ...], source: Source, out: list[Equation]) -> t
     return tuple(replaced.get(a, a) if isinstance(a, Var) else a for a in inputs)
 
 
-def _bodies(eqn: Any) -> list[Any]:
+def _bodies(primitive: str, params: Mapping[str, Any]) -> list[Any]:
     bodies: list[Any] = []
-    for name in _BLOCKS.get(eqn.primitive.name, ()):
-        value = eqn.params[name]
+    for name in _BLOCKS.get(primitive, ()):
+        value = params[name]
         bodies.extend(value if isinstance(value, (tuple, list)) else [value])
     return bodies
 

@@ -23,6 +23,10 @@ from shardwright import _compat
 from shardwright.program import nnx_bridge
 
 
+class WrongUse(ValueError):
+    """A function of this package was called wrongly inside a step; the message says what it wants."""
+
+
 class StepError(ValueError):
     """The user's step, or the arguments of one call of it, are not what can be planned."""
 
@@ -91,6 +95,19 @@ class Call:
     finish: Callable[[Any], Any]
 
 
+def _check_arguments(step: Callable, args: tuple, kwargs: dict[str, Any]) -> None:
+    """Refuses arguments that the step does not take, in terms of its own signature."""
+    try:
+        signature = inspect.signature(step)
+    except (TypeError, ValueError):  # a built-in function tells none
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        name = getattr(step, "__name__", "the step")
+        raise StepError(f"{name}{signature} was given arguments that it does not take: {error}") from None
+
+
 _ARRAYS = (jax.Array, np.ndarray, np.generic, bool, int, float, complex, jax.ShapeDtypeStruct)
 
 
@@ -107,6 +124,7 @@ def bind_call(step: Callable, args: tuple, kwargs: dict[str, Any], options: Opti
         donated, or an array holds no numbers.
     """
     check_step(step)
+    _check_arguments(step, args, kwargs)
     parameters = _parameters(step)
     names = parameters.names_of(len(args))
     static = _named(parameters, names, options.static_argnums, options.static_argnames, "static")
@@ -233,7 +251,7 @@ def _traced(leaves: Sequence[Any], tree: Any) -> list[bool]:
     for x in jax.tree_util.tree_leaves(tree, is_leaf=is_module):
         if is_module(x):
             inner = jax.tree_util.tree_leaves(x)
-            found += [is_array(y) and not isinstance(y, (bool, int, float, complex)) for y in inner]
+            found += [is_array(y) and not _compat.is_python_number(y) for y in inner]
         else:
             found.append(is_array(x))
     return found

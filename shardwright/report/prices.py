@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from shardwright.cost.estimate import Collective, Estimate
+import math
+
+from shardwright.cost.estimate import Collective, Estimate, as_run
 from shardwright.partition.device import COLLECTIVES, DeviceProgram, Move, walk
 
 
@@ -21,7 +23,8 @@ def prices(device: DeviceProgram, estimate: Estimate) -> dict[Move, Collective]:
     for op, times in walk(device.block):
         if isinstance(op, Move) and op.kind in COLLECTIVES:
             (result,) = op.outputs
-            key = (op.kind, "+".join(op.axes), op.source.line, op.why, result.shape, str(result.aval.dtype), times)
+            kind, _ = as_run(op, math.prod(device.mesh[a] for a in op.axes))
+            key = (kind, "+".join(op.axes), op.source.line, op.why, result.shape, str(result.aval.dtype), times)
             assert key in rows, f"the estimate is of another program: it has no {op.kind} at {op.source.line!r}"
             found[op] = rows[key]
     return found

@@ -58,14 +58,7 @@ def record_of(
         searched: Candidates that lost, the best first.
         notes: Anything else for the reader.
     """
-    recorded = ProgramRecord(
-        name,
-        tuple(decision.mesh.items()),
-        by_name(decision, {c.id: c.name for c in classes.all}),
-        {c.name: c.size for c in classes.all if decision.parts(c.id) > 1},
-        _leaves(program.inputs, program.block.invars, device.block.inputs, classes),
-        _leaves(program.outputs, program.block.outvars, device.block.outputs, classes),
-    )
+    recorded = program_record(program, classes, decision, device, name)
     return PlanRecord(
         program.fingerprint,
         package_version(),
@@ -79,6 +72,20 @@ def record_of(
         tuple(warnings),
         tuple(searched),
         tuple(notes),
+    )
+
+
+def program_record(
+    program: Program, classes: Classes, decision: Decision, device: DeviceProgram, name: str
+) -> ProgramRecord:
+    """What a plan says of its program: the arguments as for `record_of`."""
+    return ProgramRecord(
+        name,
+        tuple(decision.mesh.items()),
+        by_name(decision, {c.id: c.name for c in classes.all}),
+        {c.name: c.size for c in classes.all if decision.parts(c.id) > 1},
+        _leaves(program.inputs, program.block.invars, device.block.inputs, classes),
+        _leaves(program.outputs, program.block.outvars, device.block.outputs, classes),
     )
 
 

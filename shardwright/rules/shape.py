@@ -123,8 +123,11 @@ def _tile_factors(equation: Equation) -> Factors:
 
 
 def _tile_local(equation: Equation, values: Sequence[Any], local: Local) -> list[Any]:
-    sizes = zip(local.result_shapes[0], np.shape(values[0]), strict=True)
-    return bind_with(equation, values, dict(equation.params, reps=tuple(out // size for out, size in sizes)))
+    reps = tuple(
+        repeats if f is None or repeats == 1 else local.blocks[f]
+        for repeats, f in zip(equation.params["reps"], local.factors.results[0], strict=True)
+    )
+    return bind_with(equation, values, dict(equation.params, reps=reps))
 
 
 # --- sources --------------------------------------------------------------------------------------------------------

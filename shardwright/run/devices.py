@@ -24,7 +24,11 @@ _DEVICE_FLAG = "xla_force_host_platform_device_count"
 def start_virtual_devices(cluster: Any) -> None:
     """`cpu:N` sets the number of virtual CPU devices, while that is still possible and nobody has asked for more."""
     name = cluster.strip().lower() if isinstance(cluster, str) else ""
-    if not re.fullmatch(r"cpu:\d+", name) or _compat.backend_is_up() or _DEVICE_FLAG in os.environ.get("XLA_FLAGS", ""):
+    if (
+        not re.fullmatch(r"cpu:[0-9]+", name)
+        or _compat.backend_is_up()
+        or _DEVICE_FLAG in os.environ.get("XLA_FLAGS", "")
+    ):
         return
     if jax.config.jax_num_cpu_devices < int(name[4:]):
         jax.config.update("jax_num_cpu_devices", int(name[4:]))

@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding
 from shardwright import _compat
 from shardwright.partition.device import DeviceProgram, Slot
 from shardwright.partition.emit import emit
+from shardwright.partition.turns import in_turn
 from shardwright.plan.placement import Placement
 from shardwright.program.ir import Leaf, Program, walk
 from shardwright.run.callbacks import warn_of_callbacks
@@ -74,6 +75,9 @@ def _apart(values: Sequence[Any], leaves: Sequence[Leaf]) -> Sequence[Any]:
 def compile_program(program: Program, device: DeviceProgram, mesh: Mesh) -> Executable:
     """Compiles `device`, the partitioned form of `program`, for `mesh`."""
     warn_of_callbacks(program, mesh)
+    platform = mesh.devices.flat[0].platform
+    if platform == "cpu":
+        device = in_turn(device)
     named = functools.cache(lambda placement: NamedSharding(mesh, placement.spec))  # one object: see `_lies`
     shardings = tuple(named(s.placement) for s in device.block.inputs)
     results = tuple(named(_placement(o)) for o in device.block.outputs)
@@ -83,7 +87,7 @@ def compile_program(program: Program, device: DeviceProgram, mesh: Mesh) -> Exec
     )
     abstract = [_compat.abstract(leaf.aval.shape, leaf.aval.dtype, leaf.aval.weak_type) for leaf in program.inputs]
     with jax.set_mesh(mesh):  # the user may have set another one
-        compiled = step.lower(*abstract).compile(COMPILER_OPTIONS.get(mesh.devices.flat[0].platform))
+        compiled = step.lower(*abstract).compile(COMPILER_OPTIONS.get(platform))
         return Executable(program, mesh, shardings, compiled)
 
 

@@ -46,13 +46,12 @@ def compute_seeds(classes: Classes, facts: ClassFacts, useful: Sequence[int]) ->
     """Lists of compute classes to start from."""
     in_parameters = {c for p in facts.parameters for c in p}
     seeds: list[tuple[int, ...]] = [(), *((c,) for c in useful)]
-    sets = []
+    sets: dict[frozenset[int], tuple[int, ...]] = {}  # no parameter has two of a set: their order says little
     for start in [c for c in useful if c in in_parameters]:
         chosen = _independent(facts, start, [c for c in useful if c in in_parameters])
-        if chosen not in sets:
-            sets.append(chosen)
+        sets.setdefault(frozenset(chosen), chosen)
     between = [c for c in useful if c not in in_parameters]
-    for chosen in sets:
+    for chosen in sets.values():
         seeds.append(chosen)
         seeds.extend((*chosen, c) for c in between[:3])
     return list(dict.fromkeys(seeds))

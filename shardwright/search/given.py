@@ -142,6 +142,11 @@ def _sizes(mesh: Any) -> dict[str, int]:
                 f"mesh={given}: axis {axis!r} has the size {size!r}; every axis has a name and a whole size of at "
                 "least 1, as in mesh={'d': 2, 't': 4}"
             )
+        if not axis.isascii() or not axis.isprintable():
+            raise ValueError(
+                f"mesh={given}: the name {axis!r} holds characters that XLA's compilers do not read; name axes in "
+                "plain letters and digits, as in mesh={'d': 2, 't': 4}"
+            )
     if not given:
         raise ValueError("mesh={} has no axes; give some, as in mesh={'d': 2, 't': 4}, or leave it out")
     return {axis: int(size) for axis, size in given.items()}

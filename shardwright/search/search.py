@@ -28,6 +28,7 @@ from shardwright.cost.estimate import Estimate, estimate
 from shardwright.partition.device import DeviceProgram
 from shardwright.partition.lower import partition
 from shardwright.partition.merge import merge_repeats
+from shardwright.partition.turns import in_turn
 from shardwright.plan.decision import AxisPlan, Decision
 from shardwright.program.ir import Block, Program, trip_count
 from shardwright.rules.classes import Classes
@@ -70,7 +71,7 @@ class Solution:
 
 def lowered_for(cluster: Cluster, device: DeviceProgram) -> DeviceProgram:
     """The per-device program as the cluster's back end takes it."""
-    return merge_repeats(device) if cluster.device.platform == "cpu" else device
+    return in_turn(merge_repeats(device)) if cluster.device.platform == "cpu" else device
 
 
 class _Search:

@@ -103,7 +103,8 @@ def _edit(file, change):
         (lambda file: file.write_bytes(b"\xff\xfe\x00"), "cannot be read as JSON"),
         (lambda file: _edit(file, lambda d: d.update(version=99)), "version 99"),
         (lambda file: _edit(file, lambda d: d.update(fingerprint="0" * 32)), "for another program"),
-        (lambda file: _edit(file, _other_decision), "costs something else than it says"),
+        (lambda file: _edit(file, _other_decision), "contradicts itself"),
+        (lambda file: _edit(file, _other_price), "costs something else than it says"),
         (lambda file: _edit(file, _unknown_class), "lays 'nonsense'"),
     ],
 )
@@ -122,6 +123,10 @@ def _other_decision(data):
     axes = data["programs"][0]["decision"]["axes"]
     for axis in axes:
         axis["compute"], axis["store"] = [], []
+
+
+def _other_price(data):
+    data["estimate"]["flops"] += 1
 
 
 def _unknown_class(data):

@@ -96,6 +96,20 @@ def test_errors_are_one_json_object_too(capsys):
     assert json.loads(out)["error"]["kind"] == "bad_input"
 
 
+def test_plan_refuses_bad_places_and_pins_before_it_starts(capsys, program, tmp_path):
+    for output, said in ((tmp_path, "that is a directory"), (tmp_path / "none" / "plan.json", "is no directory")):
+        code, _, err = outcome(capsys, "plan", program, "--cluster", "cpu:8", "--output", str(output))
+        assert code == Exit.BAD_INPUT and said in err
+    pins = ["--mesh", "d=8", "--pin", "state=P('d')", "--pin", "state=P()"]
+    code, _, err = outcome(capsys, "plan", program, "--cluster", "cpu:8", *pins)
+    assert code == Exit.BAD_INPUT and "--pin names state twice" in err
+
+
+def test_the_package_runs_as_a_module():
+    found = subprocess.run([sys.executable, "-m", "shardwright", "--help"], capture_output=True, text=True, check=True)
+    assert "usage: " in found.stdout and "prove" in found.stdout
+
+
 def test_train_refuses_bad_places_before_it_starts(capsys):
     code, _, err = outcome(capsys, "train", "--output", "no/such/demo.json")
     assert code == Exit.BAD_INPUT and "there is no directory no/such" in err
