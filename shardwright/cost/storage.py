@@ -40,7 +40,10 @@ def stored(block: DeviceBlock) -> set[Slot]:
 
 
 def _read_both_ways(block: DeviceBlock) -> set[Slot]:
-    """What products alone read, one along its first dims and one along its last: computed for each as it wants it."""
+    """What products alone read, one along several first dims and one along its last: computed for each as it wants it.
+
+    Contracted dims are made one, behind the others; a single one may stand first.
+    """
     ways: dict[Slot, set[str]] = {}
     for op in block.ops:
         for i, x in enumerate(op.inputs):
@@ -55,7 +58,7 @@ def _way(op: Op, position: int, x: Slot) -> str:
     contracted, batch = (sides[position] for sides in op.equation.params["dimension_numbers"])
     order = [d for d, n in enumerate(x.shape) if n > 1 and d not in batch]
     c = [d for d in contracted if x.shape[d] > 1]
-    return "first" if c == order[: len(c)] else "last"
+    return "first" if len(c) > 1 and c == order[: len(c)] else "last"
 
 
 def _input_bytes(op: Op) -> int:
