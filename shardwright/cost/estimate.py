@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -136,7 +136,7 @@ def as_run(op: Move, group: int) -> tuple[str, int]:
     return op.kind, result
 
 
-def _seconds(totals: _Totals, op: Op, kept: set[Slot], times: int) -> float:
+def _seconds(totals: _Totals, op: Op, kept: Collection[Slot], times: int) -> float:
     """Roofline of one operation: the larger of flops / peak and stored bytes / bandwidth, plus a kernel's launch."""
     device = totals.cluster.device
     touched = sum(s.bytes for s in {*op.inputs, *op.outputs} if isinstance(s, Slot) and s in kept)

@@ -7,7 +7,7 @@ that it starts from.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from shardwright.cost.storage import is_fused
@@ -16,7 +16,7 @@ from shardwright.program.ir import Literal
 
 
 def lifetimes(
-    block: DeviceBlock, kept: set[Slot], ignore: set[Slot], scan: Mapping[str, Any] | None = None
+    block: DeviceBlock, kept: Collection[Slot], ignore: set[Slot], scan: Mapping[str, Any] | None = None
 ) -> tuple[dict[Slot, int], dict[Slot, int]]:
     """For each value that `block` holds in memory the operation that computes it, and the last that it is held for.
 
@@ -42,7 +42,7 @@ def _is_renamed(op: Op) -> bool:
     return isinstance(op, Move) and op.kind in ("relabel", "barrier")
 
 
-def _extend_through_fusions(block: DeviceBlock, kept: set[Slot], last: dict[Slot, int]) -> None:
+def _extend_through_fusions(block: DeviceBlock, kept: Collection[Slot], last: dict[Slot, int]) -> None:
     """A stored value that an unstored one is computed from lives until that one's last reader."""
     for op in reversed(block.ops):
         for out in op.outputs:

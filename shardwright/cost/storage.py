@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -16,7 +17,8 @@ _WIDENED_ON_CPU = {np.dtype(ml_dtypes.bfloat16): 4} | {
 }
 
 
-def stored(block: DeviceBlock) -> set[Slot]:
+@functools.lru_cache(maxsize=8)
+def stored(block: DeviceBlock) -> frozenset[Slot]:
     """The slots of `block` that get a buffer of their own.
 
     A fused operation's result is computed inside its consumer if there is one consumer and that one is fused too, or a
@@ -36,7 +38,7 @@ def stored(block: DeviceBlock) -> set[Slot]:
         for slot in op.outputs:
             if readers.get(slot, 0) > 1 and slot not in kept and slot.bytes > 4 * _input_bytes(op):
                 kept.add(slot)
-    return kept - set(block.inputs)
+    return frozenset(kept.difference(block.inputs))
 
 
 def _read_both_ways(block: DeviceBlock) -> set[Slot]:
@@ -44,21 +46,24 @@ def _read_both_ways(block: DeviceBlock) -> set[Slot]:
 
     Contracted dims are made one, behind the others; a single one may stand first.
     """
-    ways: dict[Slot, set[str]] = {}
-    for op in block.ops:
+    products = [op for op in block.ops if isinstance(op, Compute) and op.equation.name == "dot_general"]
+    ways: dict[Slot, set[bool]] = {}
+    for op in products:
         for i, x in enumerate(op.inputs):
             if isinstance(x, Slot):
-                ways.setdefault(x, set()).add(_way(op, i, x))
-    return {x for x, found in ways.items() if found == {"first", "last"}}
+                ways.setdefault(x, set()).add(_along_first(op, i, x))
+    both = {x for x, found in ways.items() if len(found) == 2}
+    if both:
+        others = set(block.ops).difference(products)
+        both.difference_update(*(op.inputs for op in others))
+    return both
 
 
-def _way(op: Op, position: int, x: Slot) -> str:
-    if not isinstance(op, Compute) or op.equation.name != "dot_general":
-        return "other"
+def _along_first(op: Compute, position: int, x: Slot) -> bool:
     contracted, batch = (sides[position] for sides in op.equation.params["dimension_numbers"])
     order = [d for d, n in enumerate(x.shape) if n > 1 and d not in batch]
     c = [d for d in contracted if x.shape[d] > 1]
-    return "first" if len(c) > 1 and c == order[: len(c)] else "last"
+    return len(c) > 1 and c == order[: len(c)]
 
 
 def _input_bytes(op: Op) -> int:

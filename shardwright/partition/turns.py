@@ -18,14 +18,13 @@ import dataclasses
 from collections.abc import Sequence
 
 from shardwright import _compat
-from shardwright.partition.device import COLLECTIVES, Control, DeviceBlock, DeviceProgram, Move, Op, Slot, walk
+from shardwright.partition.device import COLLECTIVES, Control, DeviceBlock, DeviceProgram, Move, Op, Slot
 
 
 def in_turn(program: DeviceProgram) -> DeviceProgram:
     """`program` with waits between what must not run at the same time; itself if it needs none."""
-    if not any(isinstance(op, Control) and _communicates(op) for op, _ in walk(program.block)):
-        return program
-    return dataclasses.replace(program, block=_block(program.block))
+    block = _block(program.block)
+    return program if block is program.block else dataclasses.replace(program, block=block)
 
 
 def _communicates(op: Op) -> bool:
@@ -35,6 +34,8 @@ def _communicates(op: Op) -> bool:
 
 
 def _block(block: DeviceBlock) -> DeviceBlock:
+    if not any(isinstance(op, Control) and _communicates(op) for op in block.ops):
+        return block
     behind: dict[Slot, frozenset[Op]] = {}  # of each value the communicating operations that it waits for
     before: dict[Op, frozenset[Op]] = {}  # of each communicating operation likewise, and itself
     ops: list[Op] = []
