@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
@@ -13,16 +14,20 @@ import jax
 import numpy as np
 
 from shardwright import _compat
+from shardwright.cluster import parse
+from shardwright.cost.estimate import estimate
 from shardwright.partition import context, cuts
 from shardwright.partition.device import DeviceProgram
 from shardwright.partition.lower import partition
 from shardwright.plan.decision import AxisPlan, Decision
 from shardwright.program.capture import capture
 from shardwright.program.ir import Program, Role
+from shardwright.report.prices import prices
 from shardwright.rules.classes import Classes, find_classes
 from shardwright.run.devices import make_mesh
 from shardwright.run.execute import compile_program
 from shardwright.search import candidates
+from shardwright.search.search import lowered_for
 from tests.fuzz import devices, reference
 from tests.fuzz.operations import choose, coin
 from tests.fuzz.programs import Case, Step, draw_spec
@@ -97,7 +102,7 @@ def in_xla(traced: Traced, device: DeviceProgram) -> list[Any]:
 
 
 def check(case: Case, run: Callable[[Traced, DeviceProgram], list[Any]] = in_simulation) -> DeviceProgram:
-    """Draws a decision, runs the program under it and compares.
+    """Draws a decision, prices and runs the program under it, and compares.
 
     Raises:
       AssertionError: the results differ; anything else: the planner or the program broke.
@@ -105,6 +110,10 @@ def check(case: Case, run: Callable[[Traced, DeviceProgram], list[Any]] = in_sim
     with jax.enable_x64(True):
         traced = trace(case)
         device = partitioned(traced, draw_decision(traced))
+        cluster = parse(f"cpu:{math.prod(case.mesh.values())}")
+        if case.seed % 2:
+            device = lowered_for(cluster, device)
+        prices(device, estimate(traced.program, device, cluster))
         got = run(traced, device)
         for leaf, a, b in zip(traced.program.outputs, got, traced.wanted, strict=True):
             compare(leaf.name, a, b)

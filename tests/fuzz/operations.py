@@ -396,6 +396,21 @@ def counted(x: Any, axis: int) -> Any:
     return x + lax.broadcasted_iota(jnp.int32, x.shape, axis).astype(x.dtype) / 8
 
 
+TABLE = np.sin(np.arange(64.0))
+"""An array that programs close over."""
+
+
+@operation(along(place=lambda rng, n: choose(rng, ["along", "table", "mask"])))
+def closed_over(x: Any, axis: int, place: str) -> Any:
+    size = x.shape[axis]
+    shape = [size if d == axis else 1 for d in range(x.ndim)]
+    if place == "along":
+        return x * jnp.asarray(TABLE[:size]).reshape(shape)
+    if place == "table":
+        return x + jnp.broadcast_to(TABLE[:size].reshape(shape), x.shape)
+    return jnp.where(np.arange(size).reshape(shape) % 3 == 0, x, 0.5)
+
+
 # --- slices, gathers and scatters -----------------------------------------------------------------------------------
 
 
@@ -602,6 +617,13 @@ def own_gradient(x: Any) -> Any:
 @operation(along())
 def second_order(x: Any, axis: int) -> Any:
     return jax.grad(lambda y: jnp.sum(jnp.sum(jnp.sin(y) ** 2, axis) ** 2) / 8)(x)
+
+
+@operation(a_float(1, 3, 1))
+def mapped_loop(x: Any) -> Any:
+    """A loop for each row, which ends when the row says."""
+    limit = rounded(jnp.abs(lax.stop_gradient(x)))
+    return jax.vmap(lambda row: lax.while_loop(lambda c: jnp.max(c) > 0.6, lambda c: c * 0.5, row))(limit)
 
 
 @operation(a_float(1, 3, 1))

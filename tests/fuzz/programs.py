@@ -102,19 +102,23 @@ def apply(step: Step, values: Sequence[Any]) -> Any:
 # --- control flow: a body takes a pool of which the first value is carried, and gives that and another ----------------
 
 
-def _body(steps: Sequence[Step], pool: Sequence[Any]) -> tuple[Any, Any]:
+def _body(steps: Sequence[Step], pool: Sequence[Any], adds: bool = False) -> tuple[Any, Any]:
     first = pool[0]
     last = next(v for v in reversed(run_steps(steps, pool)) if is_float(v))
     fits = len(last.shape) <= first.ndim and all(
         a in (1, b) for a, b in zip(last.shape[::-1], first.shape[::-1], strict=False)
     )
-    return jnp.tanh(first + (last if fits else jnp.mean(last))).astype(first.dtype), last
+    term = last if fits else jnp.mean(last)
+    return first + term / 4 if adds else jnp.tanh(first + term), last
 
 
 def _scan(step: Step, values: Sequence[Any]) -> tuple[Any, Any]:
     carry, xs, *rest = values
     return lax.scan(
-        lambda c, x: _body(step.bodies[0], [c, x, *rest]), carry, xs, reverse=step.params["reverse"], unroll=1
+        lambda c, x: _body(step.bodies[0], [c, x, *rest], step.params["adds"]),
+        carry,
+        xs,
+        reverse=step.params["reverse"],
     )
 
 
@@ -154,6 +158,11 @@ _CONTROL: dict[str, Callable[[Step, Sequence[Any]], Any]] = {
 
 def draw_case(seed: int) -> Case:
     """The program of this number."""
+    with jax.enable_x64(True):
+        return _draw(seed)
+
+
+def _draw(seed: int) -> Case:
     rng = np.random.default_rng(seed)
     mesh = choose(rng, MESHES)
     sizes = [int(n) for n in rng.choice([1, 2, 3, 4, 5, 6, 7, 8, 12], 4)]
@@ -212,7 +221,7 @@ def _draw_control(rng: np.random.Generator, pool: Sequence[Any], name: str, dept
         if along is None:
             return None
         args.append(along)
-        params["reverse"] = coin(rng)
+        params["reverse"], params["adds"] = coin(rng), coin(rng)
     if name == "remat":
         params["policy"] = choose(rng, [None, "dots_saveable", "everything_saveable"])
     args += [int(i) for i in rng.choice(len(pool), min(len(pool), 2), replace=False)]
@@ -221,6 +230,9 @@ def _draw_control(rng: np.random.Generator, pool: Sequence[Any], name: str, dept
         inner[1] = jax.ShapeDtypeStruct(inner[1].shape[1:], inner[1].dtype)
     count = {"cond": 2, "switch": 3}.get(name, 1)
     bodies = tuple(draw_steps(rng, inner, int(rng.integers(1, 5)), None, depth + 1) for _ in range(count))
+    if params.get("adds"):  # what is added must not read what it is added to, or no sum can wait
+        inner[0] = jax.ShapeDtypeStruct((), np.bool_)
+        bodies = (draw_steps(rng, inner, int(rng.integers(1, 5)), None, depth + 1),)
     return Step(name, tuple(args), params, bodies)
 
 

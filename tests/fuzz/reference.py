@@ -74,6 +74,11 @@ def _scan(p: Any, operands: list[Any]) -> list[Any]:
 def _while(p: Any, operands: list[Any]) -> list[Any]:
     nc, nb = p["cond_nconsts"], p["body_nconsts"]
     cond, body, carry = operands[:nc], operands[nc : nc + nb], operands[nc + nb :]
-    while evaluate(p["cond_jaxpr"], [*cond, *carry])[0]:
-        carry = evaluate(p["body_jaxpr"], [*body, *carry])
+    while np.any(going := evaluate(p["cond_jaxpr"], [*cond, *carry])[0]):
+        moved = evaluate(p["body_jaxpr"], [*body, *carry])
+        # A condition with dims is that of each row: rows whose condition has failed stay.
+        carry = [
+            np.where(going.reshape(going.shape + (1,) * (new.ndim - going.ndim)), new, old) if going.ndim else new
+            for new, old in zip(moved, carry, strict=True)
+        ]
     return list(carry)
