@@ -9,7 +9,7 @@ little in its own way; for it we take the program's.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from shardwright.partition.device import DeviceBlock, Move, Op, Slot
 
@@ -90,7 +90,7 @@ def _weights(
     weights: dict[Op, tuple[int, int]] = {}
     most = len(before) + len(block.inputs)
     total = 0
-    for op in _as_read(before, results):
+    for op in _post_order(before, [*results, *before], list):
         found = before[op]
         own = sum(s.bytes for s in op.outputs if s in kept)
         total += own
@@ -100,39 +100,28 @@ def _weights(
     return weights
 
 
-def _as_read(before: Before, results: Collection[Op]) -> list[Op]:
-    """Every operation behind what it reads, in the order in which `results` read them."""
-    order: dict[Op, None] = {}
-    stack = [(op, False) for op in reversed([*results, *before])]
-    opened: set[Op] = set()
-    while stack:
-        op, walked = stack.pop()
-        if walked:
-            order[op] = None
-        elif op not in opened:
-            opened.add(op)
-            stack.append((op, True))
-            stack.extend((b, False) for b in reversed(before[op]) if b not in opened)
-    return list(order)
-
-
 def _walk(before: Before, results: Collection[Op], weights: Mapping[Op, tuple[int, int]]) -> dict[Op, int]:
     """Each operation's turn. The walk starts from `results` and from what nobody reads."""
     index = {op: i for i, op in enumerate(before)}
 
-    def last_first(ops: Collection[Op]) -> list[tuple[Op, bool]]:
-        return [(op, False) for op in sorted(ops, key=lambda op: (weights[op], -index[op]))]
+    def by_weight(ops: Iterable[Op]) -> list[Op]:
+        return sorted(ops, key=lambda op: (weights[op], -index[op]), reverse=True)
 
-    inner = {b for found in before.values() for b in found}
-    stack = last_first([op for op in before if op in results or op not in inner])
-    turns: dict[Op, int] = {}
+    unread = set(before).difference(*before.values())
+    return {op: turn for turn, op in enumerate(_post_order(before, by_weight(unread.union(results)), by_weight))}
+
+
+def _post_order(before: Before, roots: Sequence[Op], in_turn: Callable[[Iterable[Op]], Iterable[Op]]) -> list[Op]:
+    """What `roots` wait for, then they themselves; `in_turn` says which of several goes first."""
+    order: list[Op] = []
+    stack = [(op, False) for op in reversed(roots)]
     opened: set[Op] = set()
     while stack:
         op, walked = stack.pop()
         if walked:
-            turns[op] = len(turns)
+            order.append(op)
         elif op not in opened:
             opened.add(op)
             stack.append((op, True))
-            stack.extend(last_first([b for b in before[op] if b not in opened]))
-    return turns
+            stack.extend((b, False) for b in reversed([*in_turn(b for b in before[op] if b not in opened)]))
+    return order

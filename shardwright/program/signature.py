@@ -95,11 +95,9 @@ class Call:
     finish: Callable[[Any], Any]
 
 
-def _check_arguments(step: Callable, args: tuple, kwargs: dict[str, Any]) -> None:
-    """Refuses arguments that the step does not take, in terms of its own signature."""
-    try:
-        signature = inspect.signature(step)
-    except (TypeError, ValueError):  # a built-in function tells none
+def _check_arguments(step: Callable, signature: inspect.Signature | None, args: tuple, kwargs: dict[str, Any]) -> None:
+    """Refuses arguments that the step does not take, in terms of its own signature; a built-in function has none."""
+    if signature is None:
         return
     try:
         signature.bind(*args, **kwargs)
@@ -124,8 +122,8 @@ def bind_call(step: Callable, args: tuple, kwargs: dict[str, Any], options: Opti
         donated, or an array holds no numbers.
     """
     check_step(step)
-    _check_arguments(step, args, kwargs)
     parameters = _parameters(step)
+    _check_arguments(step, parameters.signature, args, kwargs)
     names = parameters.names_of(len(args))
     static = _named(parameters, names, options.static_argnums, options.static_argnames, "static")
     donated = _named(parameters, names, options.donate_argnums, options.donate_argnames, "donate")
@@ -296,13 +294,13 @@ def _holds_no_numbers(x: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Parameters:
-    """A step's signature: names by position, of `*args` ('' if none), of keywords, and whether it takes `**kwargs`."""
+    """Names by position, of `*args` ('' if none), of keywords, whether it takes `**kwargs`; the signature, if any."""
 
     positional: tuple[str, ...]
     rest: str
     keyword: tuple[str, ...]
     open: bool
-    known: bool = True
+    signature: inspect.Signature | None = None
 
     def names_of(self, count: int) -> tuple[str, ...]:
         """A name for each of `count` positional arguments."""
@@ -321,13 +319,14 @@ def _parameters(step: Callable) -> _Parameters:
 @functools.lru_cache(maxsize=256)
 def _signature(step: Callable) -> _Parameters:
     try:
-        parameters = list(inspect.signature(step).parameters.values())
+        signature = inspect.signature(step)
     except (TypeError, ValueError):
-        return _Parameters((), "arg", (), True, known=False)
+        return _Parameters((), "arg", (), True)
+    parameters = list(signature.parameters.values())
     positional = tuple(p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
     rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "")
     keyword = tuple(p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD))
-    return _Parameters(positional, rest, keyword, any(p.kind is p.VAR_KEYWORD for p in parameters))
+    return _Parameters(positional, rest, keyword, any(p.kind is p.VAR_KEYWORD for p in parameters), signature)
 
 
 def _named(

@@ -27,10 +27,10 @@ from shardwright.search.search import lowered_for
 SMALL_BYTES = 512
 
 
-def small_leaves_are_cut(monkeypatch):
+def small_leaves_are_cut(monkeypatch, least=SMALL_BYTES):
     """The corpus is small: what is kept whole at rest for being small must be smaller still."""
     for module in (context, cuts, candidates):
-        monkeypatch.setattr(module, "SMALL_BYTES", SMALL_BYTES)
+        monkeypatch.setattr(module, "SMALL_BYTES", least)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
-from unittest import mock
 
 import jax
 import numpy as np
+import pytest
 
 from shardwright import _compat
 from shardwright.cluster import parse
 from shardwright.cost.estimate import estimate
-from shardwright.partition import context, cuts
 from shardwright.partition.device import DeviceProgram
 from shardwright.partition.lower import partition
 from shardwright.plan.decision import AxisPlan, Decision
@@ -26,8 +24,8 @@ from shardwright.report.prices import prices
 from shardwright.rules.classes import Classes, find_classes
 from shardwright.run.devices import make_mesh
 from shardwright.run.execute import compile_program
-from shardwright.search import candidates
 from shardwright.search.search import lowered_for
+from tests.corpus.check import small_leaves_are_cut
 from tests.fuzz import devices, reference
 from tests.fuzz.operations import choose, coin
 from tests.fuzz.programs import Case, Step, draw_spec
@@ -80,16 +78,9 @@ def draw_decision(traced: Traced) -> Decision:
 
 def partitioned(traced: Traced, decision: Decision) -> DeviceProgram:
     """The per-device program, state cut however small it is."""
-    with small_leaves_are_cut():
+    with pytest.MonkeyPatch.context() as patch:
+        small_leaves_are_cut(patch, 16)
         return partition(traced.program, traced.classes, decision)
-
-
-def small_leaves_are_cut() -> contextlib.ExitStack:
-    """Within, small leaves are cut as large ones are."""
-    stack = contextlib.ExitStack()
-    for module in (context, cuts, candidates):
-        stack.enter_context(mock.patch.object(module, "SMALL_BYTES", 16))
-    return stack
 
 
 def in_simulation(traced: Traced, device: DeviceProgram) -> list[Any]:

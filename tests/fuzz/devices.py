@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -21,19 +21,11 @@ from shardwright.partition.effects import runs_once
 from shardwright.program.ir import Literal
 from shardwright.rules.row import Local, bind, identity
 from tests.fuzz.numpy_primitives import bind_in_numpy
+from tests.rules.simulation import COMBINE, as_array, garbage
 
 Place = tuple[int, ...]
 Everywhere = dict[Place, Any]
 """A value of each device, by its place in the mesh."""
-
-_COMBINE: dict[str, Callable] = {
-    "sum": np.add,
-    "prod": np.multiply,
-    "max": np.maximum,
-    "min": np.minimum,
-    "and": np.bitwise_and,
-    "or": np.bitwise_or,
-}
 
 
 class Disagreement(AssertionError):
@@ -45,25 +37,12 @@ def run(program: DeviceProgram, values: Sequence[Any]) -> list[Any]:
     machine = _Machine(program.mesh)
     block = program.block
     with bind_in_numpy():
-        inputs = [machine.cut(as_numpy(v), s) for s, v in zip(block.inputs, values, strict=True)]
+        inputs = [machine.cut(as_array(v), s) for s, v in zip(block.inputs, values, strict=True)]
         outputs = machine.block(block, inputs)
         return [
-            machine.join(out, slot) if isinstance(slot, Slot) else as_numpy(slot.value)
+            machine.join(out, slot) if isinstance(slot, Slot) else as_array(slot.value)
             for out, slot in zip(outputs, block.outputs, strict=True)
         ]
-
-
-def as_numpy(value: Any) -> Any:
-    """`value` as a NumPy array; keys stay what they are."""
-    return value if _compat.is_extended(getattr(value, "dtype", np.dtype(int))) else np.asarray(value)
-
-
-def garbage(shape: Sequence[int], dtype: Any) -> np.ndarray:
-    """What padding may hold at the worst: NaN; for integers plausible and extreme ones in turn."""
-    if np.issubdtype(dtype, np.integer):
-        info = np.iinfo(dtype)
-        return np.resize(np.array([1, info.max, 0, info.min], dtype), tuple(shape))
-    return np.full(tuple(shape), True if dtype == np.bool_ else np.nan, dtype)
 
 
 class _Machine:
@@ -131,7 +110,7 @@ class _Machine:
         env: dict[Slot, Everywhere] = dict(zip(block.inputs, inputs, strict=True))
 
         def read(x: Slot | Literal) -> Everywhere:
-            return env[x] if isinstance(x, Slot) else dict.fromkeys(self.places, as_numpy(x.value))
+            return env[x] if isinstance(x, Slot) else dict.fromkeys(self.places, as_array(x.value))
 
         for op in block.ops:
             operands = [read(x) for x in op.inputs]
@@ -140,7 +119,7 @@ class _Machine:
             elif isinstance(op, Move):
                 results = [self.move(op, operands[0])]
             elif isinstance(op, Constant):
-                results = [dict.fromkeys(self.places, as_numpy(op.value))]
+                results = [dict.fromkeys(self.places, as_array(op.value))]
             else:
                 results = self.control(op, operands)
             env.update(zip(op.outputs, results, strict=True))
@@ -162,7 +141,7 @@ class _Machine:
                 for mask in op.masks:
                     own[mask.position] = _masked(op, mask, own[mask.position], local)
                 row_local = op.row.local if op.row else bind
-                made[key] = [as_numpy(r) for r in row_local(op.equation, own, local)]
+                made[key] = [as_array(r) for r in row_local(op.equation, own, local)]
                 for got, slot in zip(made[key], op.outputs, strict=True):
                     assert got.shape == slot.shape, f"{op.equation.name}: {got.shape} computed, {slot.shape} planned"
                     assert got.dtype == slot.aval.dtype, f"{op.equation.name}: {got.dtype}, {slot.aval.dtype} planned"
@@ -183,7 +162,7 @@ class _Machine:
         for group in self.groups(op.axes):
             total = x[group[0]]
             for place in group[1:]:
-                total = _COMBINE[op.monoid](total, x[place])
+                total = COMBINE[op.monoid](total, x[place])
             out.update(dict.fromkeys(group, np.asarray(total, x[group[0]].dtype)))
         return out
 
@@ -251,11 +230,9 @@ class _Machine:
             stacked.append(out[p["num_carry"] :])
         if p["reverse"]:
             stacked.reverse()
-        ys = []
-        for k, slot in enumerate(op.outputs[p["num_carry"] :]):
-            empty = [] if stacked else [np.zeros(slot.shape, slot.aval.dtype)]
-            ys.append({q: np.stack([t[k][q] for t in stacked]) if not empty else empty[0] for q in self.places})
-        return [*carry, *ys]
+        none = [dict.fromkeys(self.places, np.zeros(s.shape, s.aval.dtype)) for s in op.outputs[p["num_carry"] :]]
+        ys = [{q: np.stack([turn[q] for turn in turns]) for q in self.places} for turns in zip(*stacked, strict=True)]
+        return [*carry, *(ys if stacked else none)]
 
     def _while(self, op: Control, operands: list[Everywhere]) -> list[Everywhere]:
         p = op.equation.params

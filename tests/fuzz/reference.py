@@ -9,8 +9,8 @@ import jax
 import numpy as np
 
 from shardwright import _compat
-from tests.fuzz.devices import as_numpy
 from tests.fuzz.numpy_primitives import in_numpy
+from tests.rules.simulation import as_array
 
 _CALLS = {
     "jit": "jaxpr",
@@ -25,11 +25,11 @@ _CALLS = {
 def evaluate(closed: Any, values: Sequence[Any]) -> list[Any]:
     """The results of a closed jaxpr."""
     jaxpr = closed.jaxpr
-    env = dict(zip(jaxpr.constvars, map(as_numpy, closed.consts), strict=True))
+    env = dict(zip(jaxpr.constvars, map(as_array, closed.consts), strict=True))
     env.update(zip(jaxpr.invars, values, strict=True))
 
     def read(atom: Any) -> Any:
-        return as_numpy(atom.val) if isinstance(atom, jax.extend.core.Literal) else env[atom]
+        return as_array(atom.val) if isinstance(atom, jax.extend.core.Literal) else env[atom]
 
     for eqn in jaxpr.eqns:
         operands = [read(v) for v in eqn.invars]
@@ -52,7 +52,7 @@ def _equation(eqn: Any, operands: list[Any]) -> list[Any]:
     found = in_numpy(name, operands, eqn.params)
     if found is NotImplemented:
         found = _compat.bind(eqn.primitive, operands, dict(eqn.params))
-    return [as_numpy(x) for x in (found if eqn.primitive.multiple_results else [found])]
+    return [as_array(x) for x in (found if eqn.primitive.multiple_results else [found])]
 
 
 def _scan(p: Any, operands: list[Any]) -> list[Any]:

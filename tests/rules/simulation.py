@@ -14,7 +14,7 @@ from shardwright import _compat
 from shardwright.program.ir import Equation, Var
 from shardwright.rules.row import Dims, Factors, Local, Row, identity
 
-_COMBINE = {
+COMBINE = {
     "sum": np.add,
     "prod": np.multiply,
     "max": np.maximum,
@@ -73,12 +73,12 @@ def _pad(value: Any, dims: Dims, factors: Factors, parts: Sequence[int], blocks:
             if f in factors.contracted and f not in factors.masked:
                 tail = np.full(shape, identity(factors.contracted[f], value.dtype))
             else:
-                tail = _garbage(shape, value.dtype)
+                tail = garbage(shape, value.dtype)
             value = np.concatenate([value, tail], dim)
     return value
 
 
-def _garbage(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+def garbage(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     """What padding may hold at the worst: NaN; for integers both plausible and extreme ones."""
     if np.issubdtype(dtype, np.integer):
         info = np.iinfo(dtype)
@@ -113,7 +113,7 @@ def _fold(group: list[Any], f: int, dims: Dims, factors: Factors) -> Any:
     if f in factors.contracted:
         total = group[0]
         for other in group[1:]:
-            total = _COMBINE[factors.contracted[f]](total, other)
+            total = COMBINE[factors.contracted[f]](total, other)
         return total
     if f in dims:
         return np.concatenate(group, dims.index(f))
