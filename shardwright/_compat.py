@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import traceback as _traceback
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -166,6 +167,15 @@ def dtype_of(x: Any) -> Any:
     if found is not None and is_extended(found):
         return found
     return jax.dtypes.canonicalize_dtype(found) if found is not None else jax.dtypes.result_type(x)
+
+
+def takes_ahead_of_time(dtypes: Iterable[Any]) -> bool:
+    """Whether a program compiled ahead of time takes arrays of these dtypes.
+
+    Before 0.12 jax compares the layout of an array of 2 or 4 bits, which does not say so, with the compiled program's,
+    which does, and refuses the call.
+    """
+    return jax.__version_info__ >= (0, 12) or all(is_extended(d) or jax.dtypes.itemsize_bits(d) >= 8 for d in dtypes)
 
 
 def backend_is_up() -> bool:

@@ -21,6 +21,12 @@ def cluster_of(chosen: argparse.Namespace) -> str | None:
     return files.load(named["plan"]).cluster
 
 
+def virtual(cluster: str) -> int | None:
+    """Returns N of `cpu:N`, None for any other name."""
+    match = re.fullmatch(r"cpu:([1-9]\d*)", cluster.strip().lower())
+    return int(match[1]) if match else None
+
+
 def ask_for_virtual_devices(cluster: str | None) -> None:
     """Makes `cpu:N` true: N CPU devices, once jax starts its back end.
 
@@ -30,9 +36,9 @@ def ask_for_virtual_devices(cluster: str | None) -> None:
     Args:
         cluster: A cluster's name; None where none was given.
     """
-    match = re.fullmatch(r"cpu:([1-9]\d*)", cluster or "")
-    if match is None:
+    count = virtual(cluster or "")
+    if count is None:
         return
     others = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if not flag.startswith(f"{_FLAG}=")]
-    os.environ["XLA_FLAGS"] = " ".join([*others, f"{_FLAG}={match[1]}"])
+    os.environ["XLA_FLAGS"] = " ".join([*others, f"{_FLAG}={count}"])
     jax.config.update("jax_platforms", "cpu")

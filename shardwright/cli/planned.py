@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 import shardwright as sw
-from shardwright.cli import options
+from shardwright.cli import devices, options
 from shardwright.cli.load import Loaded
 from shardwright.cli.phases import phase
 
@@ -29,7 +29,10 @@ def plan_for(chosen: argparse.Namespace, loaded: Loaded) -> Any:
         with phase("Planning"):
             return sw.plan(loaded.step, *loaded.args, **options.planning_arguments(chosen))
     also = options.given(chosen, _FIXED_BY_A_PLAN)
+    own = chosen.cluster and chosen.cluster.endswith(".toml")  # a plan keeps its cluster's name alone
+    if chosen.cluster and not own and devices.virtual(chosen.cluster) is None:
+        also.insert(0, "--cluster")
     if also:
         raise ValueError(f"--plan {chosen.plan} already decides {' and '.join(also)}: leave one of the two out")
     with phase(f"Reading {chosen.plan}"):
-        return sw.load_plan(chosen.plan, loaded.step, *loaded.args)
+        return sw.load_plan(chosen.plan, loaded.step, *loaded.args, cluster=chosen.cluster if own else None)

@@ -61,7 +61,8 @@ def parse(cluster: str | Path | Cluster) -> Cluster:
         )
     part = parts()[name]
     if not re.fullmatch(r"[0-9]+(x[0-9]+)*", shape):
-        raise ValueError(f"The cluster {text!r} has the shape {shape!r}. Write {part.form}; {part.example}.")
+        given = f"has the shape {shape!r}" if shape else "has no shape"
+        raise ValueError(f"The cluster {text!r} {given}. Write {part.form}; {part.example}.")
     return build(part, tuple(int(number) for number in shape.split("x")))
 
 

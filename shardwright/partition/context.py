@@ -13,7 +13,7 @@ from shardwright.partition.finer import finer
 from shardwright.partition.pinned import check_pins, pin_of, pins_of
 from shardwright.plan.decision import AxisPlan, Decision
 from shardwright.plan.placement import Placement, local_shape
-from shardwright.program.ir import Leaf, Program, Role, Var
+from shardwright.program.ir import Leaf, Program, Var
 from shardwright.rules.classes import Classes
 
 SMALL_BYTES = 16384
@@ -145,11 +145,10 @@ def at_rest(context: Context, leaf: Leaf, var: Var) -> Placement:
     pinned = context.decision.pins.get(leaf.name)
     dims: list[tuple[str, ...]] = [() if p is None else p for p in pinned] if pinned else [()] * var.aval.ndim
     used = {a for axes in dims for a in axes}
-    state = leaf.role in (Role.PARAMETER, Role.OPTIMIZER)
     for axis_plan in context.decision.axes:
         if axis_plan.axis in used:
             continue
-        stored = axis_plan.store if state and leaf.role in axis_plan.rest and var.aval.bytes >= SMALL_BYTES else ()
+        stored = axis_plan.store if leaf.role in axis_plan.rest and var.aval.bytes >= SMALL_BYTES else ()
         for dim in _candidates(context, var, axis_plan.compute, stored):
             free = pinned is None or pinned[dim] is None
             parts = math.prod(context.mesh[a] for a in (*dims[dim], axis_plan.axis))

@@ -12,7 +12,17 @@ import numpy as np
 from jax import lax
 
 from shardwright import _compat
-from shardwright.partition.device import Compute, Constant, Control, DeviceBlock, DeviceProgram, Mask, Move, Slot
+from shardwright.partition.device import (
+    COLLECTIVES,
+    Compute,
+    Constant,
+    Control,
+    DeviceBlock,
+    DeviceProgram,
+    Mask,
+    Move,
+    Slot,
+)
 from shardwright.partition.effects import runs_once
 from shardwright.plan.placement import Placement
 from shardwright.program.ir import Literal
@@ -99,7 +109,10 @@ def _move(op: Move, inputs: list[Any], mesh: Mapping[str, int]) -> list[Any]:
         return [_wait(inputs[0], inputs[1], mesh)]
     if not math.prod(op.outputs[0].shape):  # nothing to send, and XLA knows no collective of nothing
         return [jnp.zeros(op.outputs[0].shape, inputs[0].dtype)]
-    result = MOVES[op.kind](op, inputs[0], mesh)
+    x = inputs[0]
+    packed = op.kind in COLLECTIVES and str(x.dtype) in ("int2", "uint2")  # of which XLA's CPU collectives lose count
+    result = MOVES[op.kind](op, x.astype(jnp.int8) if packed else x, mesh)
+    result = result.astype(x.dtype) if packed else result
     assert tuple(result.shape) == op.outputs[0].shape, (
         f"{op.kind}: {result.shape} computed, {op.outputs[0].shape} planned"
     )

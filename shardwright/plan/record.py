@@ -126,7 +126,8 @@ class PlanWarning:
 
     Attributes:
         kind: "fallback" (an operation that could not be cut), "gather" (a value made whole on every device),
-            "redundant" (work that every device repeats), "padding", or "copied" (dims with fewer pieces than devices).
+            "redundant" (work that every device repeats), "padding", "copied" (dims with fewer pieces than devices), or
+            "whole" (state of which no dim divides).
         message: What happens, with its price.
         remedy: What would remove it.
         source: The user's source line, 'file.py:12'; '' where jax recorded none.

@@ -27,6 +27,7 @@ def influences(block: Block, target: Sequence[Any]) -> set[Var]:
 
 _KEY = re.compile(r"(^|[\W_])(key|rng|prng|seed)s?([\W_]|$)", re.IGNORECASE)
 _MODEL = re.compile(r"^(params?|variables|model|state|weights|train_state|parameters)$", re.IGNORECASE)
+_FROZEN = re.compile(r"^(\w+_)?(frozen|pretrained|backbone|teacher|base|params?|parameters)(_\w+)?$", re.IGNORECASE)
 
 
 def find_roles(block: Block, paths: Sequence[str], carried: Sequence[int | None]) -> list[Role]:
@@ -54,6 +55,8 @@ def _role(i: int, path: str, aval: Aval, state: set[int], parameters: set[int], 
     if i in state:
         return Role.PARAMETER if i in parameters else Role.OPTIMIZER
     if has_model and _MODEL.match(argument_of(path)):
+        return Role.PARAMETER
+    if state and _is(aval, np.floating) and _FROZEN.match(argument_of(path)):
         return Role.PARAMETER
     return Role.BATCH
 

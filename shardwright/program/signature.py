@@ -119,7 +119,7 @@ def bind_call(step: Callable, args: tuple, kwargs: dict[str, Any], options: Opti
 
     Raises:
       ValueError: if an option names an argument that the step does not have, a static argument cannot be hashed or is
-        donated, or an array holds no numbers.
+        donated, an array holds no numbers or an integer is too large, or a dict's keys do not sort.
     """
     check_step(step)
     parameters = _parameters(step)
@@ -136,7 +136,7 @@ def bind_call(step: Callable, args: tuple, kwargs: dict[str, Any], options: Opti
     values = tuple(args[i] for i in positions)
     keywords = {k: v for k, v in kwargs.items() if k not in static}
     values, keywords, graph, update = nnx_bridge.split(values, keywords)
-    leaves, tree = jax.tree_util.tree_flatten((values, keywords))
+    leaves, tree = _flattened(values, keywords, [names[i] for i in positions])
     traced = _traced(leaves, (values, keywords))
     others = [_TRACED if t else x for x, t in zip(leaves, traced, strict=True)]
     fixed = [a if names[i] in held else None for i, a in enumerate(args)]
@@ -158,8 +158,8 @@ def bind_call(step: Callable, args: tuple, kwargs: dict[str, Any], options: Opti
     arrays = [x if t else None for x, t in zip(leaves, traced, strict=True)]
     new_args, new_kwargs = jax.tree_util.tree_unflatten(tree, arrays)
     call_names = tuple(names[i] for i in positions)
-    if any(map(_holds_no_numbers, leaves)):
-        _refuse_texts((new_args, new_kwargs), call_names)
+    if any(map(_wrong, leaves)):
+        _refuse_wrong((new_args, new_kwargs), call_names)
     key = (tuple(_Static(o) for o in others if o is not _TRACED), tuple(sorted(held.items())), graph)
     return Call(new_args, new_kwargs, call_names, tuple(sorted(donated)), key, call, extra, update)
 
@@ -265,7 +265,7 @@ def _arrays_of(result: Any, extra: dict[str, Any], known: Sequence[Any]) -> Any:
         result, is_leaf=lambda x: equinox and isinstance(x, equinox.Module)
     ):
         inside = equinox and isinstance(x, equinox.Module)
-        if not (inside or any(x is k for k in known)) and (not is_array(x) or _holds_no_numbers(x)):
+        if not (inside or any(x is k for k in known)) and (not is_array(x) or _wrong(x)):
             raise StepError(
                 f"the step returns a {type(x).__name__} at out{jax.tree_util.keystr(path)}; a step returns arrays "
                 "(and what is no array only as it came in)"
@@ -279,17 +279,45 @@ def restore(extra: dict[str, Any], arrays: Sequence[Any]) -> Any:
     return jax.tree_util.tree_unflatten(extra["tree"], [next(position) if o is _TRACED else o for o in extra["others"]])
 
 
-def _refuse_texts(arguments: Any, names: Sequence[str]) -> None:
+def _flattened(values: tuple, keywords: dict[str, Any], names: Sequence[str]) -> tuple[list[Any], Any]:
+    """The leaves of the arguments and their tree."""
+    try:
+        return jax.tree_util.tree_flatten((values, keywords))
+    except ValueError:
+        for name, value in [*zip(names, values, strict=True), *keywords.items()]:
+            try:
+                jax.tree_util.tree_flatten(value)
+            except ValueError as error:
+                raise StepError(
+                    f"{name} is no pytree that jax takes apart: {error} The keys of a dict must sort: texts, or "
+                    "numbers, not both"
+                ) from error
+        raise
+
+
+def _refuse_wrong(arguments: Any, names: Sequence[str]) -> None:
     for path, x in jax.tree_util.tree_leaves_with_path(arguments):
-        if _holds_no_numbers(x):
-            raise StepError(
-                f"{argument_name(path, names)} is a NumPy array of dtype {x.dtype}, which holds no numbers; leave it "
-                "out of the arguments, or encode it"
+        if why := _wrong(x):
+            raise StepError(f"{argument_name(path, names)} is {why}")
+
+
+def _wrong(x: Any) -> str:
+    """What is wrong with a leaf that looks like an array; empty if nothing is."""
+    if isinstance(x, np.ndarray | np.generic):
+        if x.dtype.kind in "OSUMm" or x.dtype.type is np.void:
+            return (
+                f"a NumPy array of dtype {x.dtype}, which holds no numbers; leave it out of the arguments, or encode it"
             )
-
-
-def _holds_no_numbers(x: Any) -> bool:
-    return isinstance(x, (np.ndarray, np.generic)) and x.dtype.kind in "OSUMm"
+        if x.dtype.char in "gG":
+            return f"a NumPy array of dtype {x.dtype}, which jax does not have; convert it to float64 or float32"
+    elif type(x) is int:
+        limits = np.iinfo(jax.dtypes.canonicalize_dtype(np.int64))
+        if not limits.min <= x <= limits.max:
+            return (
+                f"{x}, which {limits.dtype} does not hold; give a float or, if it never changes, name it in "
+                "static_argnums"
+            )
+    return ""
 
 
 @dataclasses.dataclass(frozen=True)

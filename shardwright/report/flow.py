@@ -10,9 +10,12 @@ import dataclasses
 from collections.abc import Iterator
 
 from shardwright.partition.device import Compute, Control, DeviceBlock, DeviceProgram, Move, Op, Slot
-from shardwright.program.ir import Literal, Program, Role
+from shardwright.program.ir import Leaf, Literal, Program, Role
 
-_STATE = (Role.PARAMETER, Role.OPTIMIZER)
+
+def is_state(leaf: Leaf) -> bool:
+    """Whether a leaf is a parameter or optimizer state."""
+    return leaf.role in (Role.PARAMETER, Role.OPTIMIZER)
 
 
 @dataclasses.dataclass(eq=False)
@@ -84,10 +87,10 @@ def find_flow(program: Program, device: DeviceProgram) -> Flow:
     flow = Flow()
     _block(flow, device.block)
     for leaf, slot in zip(program.inputs, device.block.inputs, strict=True):
-        if leaf.role in _STATE:
+        if is_state(leaf):
             flow.state.add(slot)
     for leaf, out in zip(program.outputs, device.block.outputs, strict=True):
-        if isinstance(out, Slot) and leaf.role in _STATE:
+        if isinstance(out, Slot) and is_state(leaf):
             flow.state.add(out)
         elif isinstance(out, Slot):
             flow.results[out] = leaf.name

@@ -8,7 +8,8 @@ Told are
 - gathers of anything but state after which nothing is cut on the gathered axis: what was spread is now repeated;
 - heavy operations that run whole on an axis;
 - dims that divide badly;
-- dims with too few pieces, of which the copies are cut.
+- dims with too few pieces, of which the copies are cut;
+- large state that lies whole because no dim of it divides.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from shardwright.partition.device import Compute, DeviceProgram, Fallback, Move,
 from shardwright.plan.amounts import bytes_text, percent_text, seconds_text
 from shardwright.plan.record import PlanWarning
 from shardwright.program.ir import Equation, Program
-from shardwright.report.flow import Flow, find_flow
+from shardwright.report.flow import Flow, find_flow, is_state
 from shardwright.report.prices import prices
 from shardwright.report.sources import short_source
 
@@ -41,6 +42,9 @@ takes 3e-5 to 1e-4 s on the clusters of the catalog, and to share a product take
 PADDING = 0.2
 """Padding counts from this share of a dim's logical size."""
 
+WHOLE_SHARE = 0.05
+"""State that cannot be cut counts from this share of the peak."""
+
 
 def warnings_of(program: Program, device: DeviceProgram, estimate: Estimate) -> tuple[PlanWarning, ...]:
     """Everything that a reader of the plan should know, the most expensive first.
@@ -59,6 +63,7 @@ def warnings_of(program: Program, device: DeviceProgram, estimate: Estimate) -> 
         *_redundant(device, work, told, estimate),
         *_padding(device, work),
         *_copied(device),
+        *_whole(program, device, estimate),
     ]
     return tuple(sorted(found, key=lambda w: (-w.seconds, -w.bytes, w.kind, w.source, w.message)))
 
@@ -76,6 +81,24 @@ def _copied(device: DeviceProgram) -> Iterator[PlanWarning]:
             f"{c.parts} pieces{f', or an axis of {fitting} devices,' if fitting > 1 else ''} would let both be cut.",
             short_source(c.line),
         )
+
+
+def _whole(program: Program, device: DeviceProgram, estimate: Estimate) -> Iterator[PlanWarning]:
+    """Leaves of which no dim divides over an axis that cuts others of their role between steps."""
+    lying = [(leaf, slot) for leaf, slot in zip(program.inputs, device.block.inputs, strict=True) if is_state(leaf)]
+    cut = {(leaf.role, axis) for leaf, slot in lying for axis in slot.placement.axes}
+    for leaf, slot in lying:
+        share = slot.bytes / max(estimate.memory.peak_bytes, 1)
+        for axis, size in device.mesh.items():
+            able = axis in slot.placement.axes or any(n % size == 0 for n in slot.shape)
+            if (leaf.role, axis) in cut and not able and share >= WHOLE_SHARE:
+                yield PlanWarning(
+                    "whole",
+                    f"{leaf.name}, {leaf.aval.dtype}{list(leaf.aval.shape)}, lies whole on axis {axis}: no dim of it "
+                    f"divides into {size} parts. It takes {bytes_text(slot.bytes)} of each device, "
+                    f"{percent_text(share)} of the peak",
+                    f"A dim padded to a multiple of {size} would let it be cut.",
+                )
 
 
 Work = Mapping[Compute, tuple[int, float]]

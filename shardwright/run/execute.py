@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -25,26 +25,49 @@ from shardwright.run.targets import Lowerable
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Executable:
-    """A compiled per-device program over flat arguments and results."""
+    """A compiled per-device program over flat arguments and results.
+
+    Attributes:
+      program: the step.
+      mesh: the devices.
+      shardings: how each argument lies.
+      compiled: the `jax.stages.Compiled`.
+      call: what runs it: `compiled`, or where jax cannot call that, the same as a jitted function.
+    """
 
     program: Program
     mesh: Mesh
     shardings: tuple[NamedSharding, ...]
     compiled: Any
+    call: Callable[..., Sequence[jax.Array]]
 
     def __call__(self, values: Sequence[Any]) -> list[Any]:
         """Runs one step; values that do not lie as planned are put there first, donated ones are gone afterwards."""
         leaves = self.program.inputs
+        if gone := [
+            leaf for x, leaf in zip(values, leaves, strict=True) if isinstance(x, jax.Array) and x.is_deleted()
+        ]:
+            raise ValueError(_gone(gone))
         own = _apart(values, leaves)
         placed = [
             x if _lies(x, s) else _put(x, leaf.aval.dtype, s)
             for x, leaf, s in zip(own, leaves, self.shardings, strict=True)
         ]
-        results = list(self.compiled(*placed))
+        results = list(self.call(*placed))
         for x, y in zip(values, placed, strict=True):
             if x is not y and isinstance(x, jax.Array) and y.is_deleted() and not x.is_deleted():
                 x.delete()  # a donated argument that had to be moved: its copy is gone, and the whole would stay
         return results
+
+
+def _gone(leaves: Sequence[Leaf]) -> str:
+    names = [leaf.name for leaf in leaves]
+    more = f" and {len(names) - 3} more" if names[3:] else ""
+    donated = " (this step donates it)" if leaves[0].donated else ""
+    return (
+        f"{', '.join(names[:3])}{more} has been deleted, most likely by a call to which it was donated{donated}: give "
+        "what that call returned, or a copy made before it (jax.numpy.copy)"
+    )
 
 
 def _lies(x: Any, sharding: NamedSharding) -> bool:
@@ -83,12 +106,26 @@ def compile_program(program: Program, device: DeviceProgram, mesh: Mesh) -> Exec
     results = tuple(named(_placement(o)) for o in device.block.outputs)
     donate = tuple(i for i, leaf in enumerate(program.inputs) if leaf.donated)
     step = jax.jit(
-        emit(device, mesh), in_shardings=shardings, out_shardings=results, donate_argnums=donate, keep_unused=True
+        emit(device, mesh),
+        in_shardings=shardings,
+        out_shardings=results,
+        donate_argnums=donate,
+        keep_unused=True,
+        compiler_options=COMPILER_OPTIONS.get(platform),
     )
     abstract = [_compat.abstract(leaf.aval.shape, leaf.aval.dtype, leaf.aval.weak_type) for leaf in program.inputs]
     with jax.set_mesh(mesh):  # the user may have set another one
-        compiled = step.lower(*abstract).compile(COMPILER_OPTIONS.get(platform))
-        return Executable(program, mesh, shardings, compiled)
+        compiled = step.lower(*abstract).compile()
+    ahead = _compat.takes_ahead_of_time(leaf.aval.dtype for leaf in program.inputs)
+    return Executable(program, mesh, shardings, compiled, compiled if ahead else _under(mesh, step))
+
+
+def _under(mesh: Mesh, step: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*values: Any) -> Any:
+        with jax.set_mesh(mesh):
+            return step(*values)
+
+    return call
 
 
 def _placement(output: Any) -> Placement:

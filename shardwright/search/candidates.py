@@ -25,6 +25,7 @@ from shardwright.search.facts import STATE, ClassFacts
 
 OPTIMIZER_ONLY = frozenset({Role.OPTIMIZER})
 ALL_STATE = frozenset(STATE)
+ALL_INPUTS = ALL_STATE | {Role.BATCH}
 MAX_CLASSES = 10
 MIN_SHARE = 0.02
 
@@ -77,13 +78,14 @@ def with_store(
     """The axis with the store classes that cut all state which its compute classes leave whole.
 
     Of each leaf that dim is taken which divides evenly and lets the leaf lie best (`storage_rank`); one that scans run
-    over only where no leaf has another.
+    over only where no leaf has another. With `ALL_INPUTS` likewise every other input: weights that are not trained.
     """
     plan = axes[position]
     store: dict[int, int] = {}
+    roles = set()
     for leaf, v in zip(program.inputs, program.block.invars, strict=True):
         of = classes.of[v]
-        if leaf.role in STATE and leaf.aval.bytes >= SMALL_BYTES and not set(plan.compute) & set(of):
+        if leaf.role in ALL_STATE | rest and leaf.aval.bytes >= SMALL_BYTES and not set(plan.compute) & set(of):
             parts = [_parts(axes, position, c) for c in of]
             able = [dim for dim, c in enumerate(of) if classes.all[c].size % parts[dim] == 0]
             if able:
@@ -92,9 +94,11 @@ def with_store(
                 }
                 best = of[min(able, key=lambda dim: ranks[dim])]
                 store[best] = store.get(best, 0) + leaf.aval.bytes
+                roles.add(leaf.role)
     if not facts.stacked.issuperset(store):
         store = {c: n for c, n in store.items() if c not in facts.stacked}
     listed = tuple(sorted(store, key=lambda c: (-store[c], c)))
+    rest = rest if Role.BATCH in roles else rest - {Role.BATCH}
     return dataclasses.replace(plan, store=listed, rest=rest) if listed else plan
 
 

@@ -3,7 +3,8 @@
 minimize    seconds (or memory, or bytes sent) of one step
 over        the mesh's axes (one axis of all devices, or two: every factorization), for each axis its compute classes
             in order [candidates.compute_seeds, neighbors], whether state is cut where they do not reach
-            [candidates.with_store], whether accumulators stay pending until a loop ends
+            [candidates.with_store; inputs that are no state too if they are large and memory binds], whether
+            accumulators stay pending until a loop ends
 subject to  peak memory of one device ≤ limit                                                    [_score]
             pins: leaves lie where the user says
               [partition.context.at_rest]
@@ -30,9 +31,10 @@ from shardwright.partition.lower import partition
 from shardwright.partition.merge import merge_repeats
 from shardwright.partition.turns import in_turn
 from shardwright.plan.decision import AxisPlan, Decision
-from shardwright.program.ir import Block, Program, trip_count
+from shardwright.program.ir import Block, Program, Role, trip_count
 from shardwright.rules.classes import Classes
 from shardwright.search.candidates import (
+    ALL_INPUTS,
     ALL_STATE,
     OPTIMIZER_ONLY,
     compute_seeds,
@@ -47,6 +49,7 @@ KEEP = 3
 MAX_ROUNDS = 3
 CLIMB_CLASSES = 6
 RESTS = (None, OPTIMIZER_ONLY, ALL_STATE)
+LARGE_INPUT = 0.01  # of all inputs' bytes: where one that is no state is as large, it may be cut like state
 REDUNDANCY = 1.5
 PINNED = Mapping[str, tuple[tuple[str, ...] | None, ...]]
 
@@ -82,6 +85,9 @@ class _Search:
         self.limit, self.objective, self.pins = limit, objective, pins
         self.facts: ClassFacts = class_facts(program, classes)
         self.whole_flops = sum(_whole_flops(program.block, classes))
+        least = LARGE_INPUT * sum(leaf.aval.bytes for leaf in program.inputs)
+        self.large_input = any(leaf.role is Role.BATCH and leaf.aval.bytes >= least for leaf in program.inputs)
+        self.rests: Sequence[frozenset[Role] | None] = RESTS
         self.priced: dict[tuple, Candidate] = {}
         self.useful = functools.cache(lambda size: useful_classes(classes, self.facts, size))
 
@@ -99,6 +105,11 @@ class _Search:
         cost = {"seconds": e.seconds, "memory": e.memory.peak_bytes, "bytes": e.bytes_sent}[self.objective]
         length = sum(3 * len(a.compute) + len(a.store) for a in c.decision.axes)  # what is only stored is simpler
         return (over > 0, over, self._repeated(c), cost, e.seconds, e.memory.peak_bytes, length, len(c.decision.axes))
+
+    def binds(self) -> bool:
+        """Whether less memory is wanted than the best candidate takes that may take any."""
+        best = min(self.priced.values(), key=lambda c: self.score(c)[2:])
+        return self.objective == "memory" or best.estimate.memory.peak_bytes > self.limit
 
     def _repeated(self, c: Candidate) -> float:
         """How many times over the devices together do the step's work, if that is not what seconds already price.
@@ -137,8 +148,13 @@ def search(
     """
     s = _Search(program, classes, cluster, limit, objective, pins or {})
     with _collector_paused():
-        for axes in _meshes(cluster.num_devices, mesh):
+        meshes = _meshes(cluster.num_devices, mesh)
+        for axes in meshes:
             _price_seeds(s, axes)
+        if s.large_input and s.binds():
+            s.rests = (*RESTS, ALL_INPUTS)
+            for axes in meshes:
+                _price_seeds(s, axes)
         for start in _starts(s):
             _climb(s, start)
     ranked = _distinct(sorted(s.priced.values(), key=s.score))
@@ -178,13 +194,13 @@ def _price_seeds(s: _Search, axes: list[AxisPlan]) -> None:
     """One axis: every seed, its state cut or not. Two: the lists that did best on one axis, paired."""
     if len(axes) == 1:
         for compute in compute_seeds(s.classes, s.facts, s.useful(axes[0].size)):
-            for rest in RESTS:
+            for rest in s.rests:
                 s.price(_stored(s, _with(axes, 0, compute), [rest]))
         return
     short = [[()] if a.size == 1 else _short_list(s, axes, i) for i, a in enumerate(axes)]
     for chosen in itertools.product(*short):
         filled = [dataclasses.replace(a, compute=c) for a, c in zip(axes, chosen, strict=True)]
-        for rest in RESTS:
+        for rest in s.rests:
             s.price(_stored(s, filled, [rest] * len(axes)))
 
 
@@ -255,7 +271,7 @@ def _around(s: _Search, at: Candidate) -> list[Candidate]:
             continue
         for compute in neighbors(plan, s.useful(plan.size)[:CLIMB_CLASSES]):
             found.append(s.price(_stored(s, _with(axes, i, compute), rests)))
-        for rest in RESTS:
+        for rest in s.rests:
             found.append(s.price(_stored(s, axes, [rest if j == i else r for j, r in enumerate(rests)])))
     found.append(s.price(axes, not at.decision.partial_carries, at.decision.regather))
     found.append(s.price(axes, at.decision.partial_carries, not at.decision.regather))

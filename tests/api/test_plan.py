@@ -307,3 +307,26 @@ def test_like_a_plan_that_was_loaded_without_its_step(plan, tmp_path):
     plan.save(tmp_path / "plan.json")
     other = sw.plan(lambda state: state["up"].sum(), STATE, like=sw.load_plan(tmp_path / "plan.json"))
     assert other.inputs[0]["up"] == P("d", "t") and other.mesh == plan.mesh
+
+
+def test_weights_that_are_not_trained_are_cut_where_memory_binds():
+    """They are no state, and whatever they are called: eight of them take 8.4 MB whole."""
+
+    def step(w, network, x):
+        def loss(w):
+            h = x
+            for layer in network:
+                h = jnp.tanh(h @ layer)
+            return jnp.mean((h @ w) ** 2)
+
+        value, gradient = jax.value_and_grad(loss)(w)
+        return w - 0.1 * gradient, value
+
+    f = jnp.float32
+    network = [jax.ShapeDtypeStruct((512, 512), f)] * 8
+    args = jax.ShapeDtypeStruct((512, 8), f), network, jax.ShapeDtypeStruct((2048, 512), f)
+    loose = sw.plan(step, *args, cluster="cpu:8", donate_argnums=0)
+    tight = sw.plan(step, *args, cluster="cpu:8", donate_argnums=0, memory="4MB")
+    assert loose.inputs[1] == [P(None, None)] * 8 and loose.inputs[2] == P("x", None)
+    assert tight.inputs[1] == [P("x", None)] * 8 and tight.inputs[2] == P("x", None)
+    assert tight.estimate.memory.by_role["batch"] == (8 * 512 * 512 + 2048 * 512) * 4 // 8

@@ -127,6 +127,11 @@ def test_a_saved_plan_and_options_that_it_decides_exclude_each_other(capsys, pro
     assert "--plan plan.json already decides --memory and --objective" in err
 
 
+def test_a_saved_plan_and_another_cluster_exclude_each_other(capsys, program):
+    code, _, err = outcome(capsys, "compile", program, "--plan", "plan.json", "--cluster", "h100:1x8")
+    assert code == Exit.BAD_INPUT and "--plan plan.json already decides --cluster" in err
+
+
 @pytest.mark.parametrize("subcommand", ["compile", "prove"])
 def test_a_saved_plan_that_is_none_exits_with_2(capsys, program, tmp_path, subcommand):
     code, _, err = outcome(capsys, subcommand, program, "--plan", "plan.json")

@@ -88,3 +88,24 @@ def test_several_updates_in_one_step(loop):
     roles = {leaf.name: leaf.role for leaf in program.inputs}
     assert {name for name, role in roles.items() if role is Role.PARAMETER} == {"state[0]['first']", "state[0]['last']"}
     assert list(roles.values()).count(Role.OPTIMIZER) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "role"),
+    [
+        ("frozen", Role.PARAMETER),
+        ("base_params", Role.PARAMETER),
+        ("teacher", Role.PARAMETER),
+        ("x", Role.BATCH),
+        ("weights", Role.BATCH),  # of the rows of a batch, as like as not
+        ("database", Role.BATCH),
+    ],
+)
+def test_weights_beside_the_state_are_told_by_their_name(name, role):
+    def step(state, other, x):
+        loss, gradient = jax.value_and_grad(lambda p: ((x @ other + x @ p) ** 2).sum())(state)
+        return state - gradient, loss
+
+    w = jax.ShapeDtypeStruct((4, 4), jnp.float32)
+    program = capture(step, (w, w, jax.ShapeDtypeStruct((8, 4), jnp.float32)), {}, names=["state", name, "rows"])
+    assert [leaf.role for leaf in program.inputs] == [Role.PARAMETER, role, Role.BATCH]

@@ -190,3 +190,28 @@ def test_an_array_of_texts():
 def test_what_cannot_be_called():
     with pytest.raises(StepError, match="the step is a list, a function was wanted"):
         bind([], X)
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (np.zeros(4, [("a", np.float32), ("b", np.int32)]), "which holds no numbers"),
+        (np.zeros(4, "V4"), "which holds no numbers"),
+        (np.array(["a"]), "which holds no numbers"),
+        (np.zeros(4, np.longdouble), "of dtype float128, which jax does not have"),
+        (2**40, "1099511627776, which int32 does not hold; give a float"),
+        (-(2**31) - 1, "-2147483649, which int32 does not hold"),
+    ],
+)
+def test_what_jax_cannot_hold_is_refused_by_name(value, why):
+    with pytest.raises(StepError, match=rf"^state\['w'\]\[1\] is .*{why}"):
+        bind(lambda state: state, {"w": [X, value]})
+
+
+def test_the_largest_integers_and_small_floats_are_taken():
+    bind(lambda *values: values, 2**31 - 1, -(2**31), jnp.zeros(2, jnp.bfloat16), np.zeros(2, jnp.float8_e4m3fn))
+
+
+def test_a_dict_whose_keys_do_not_sort_is_refused_by_name():
+    with pytest.raises(StepError, match=r"^state is no pytree that jax takes apart: .* The keys of a dict must sort"):
+        bind(lambda state, x: x, {"w": X, 1: X}, X)

@@ -202,3 +202,18 @@ def test_the_most_expensive_comes_first():
     p = planned(step, {"x": floats(8, 32, 32), "y": floats(8, 128, 128)}, EIGHT, {"x": [("x", 0), ("y", 0)]})
     bytes_ = [w.bytes for w in warned(p)]
     assert len(bytes_) >= 1 and bytes_ == sorted(bytes_, reverse=True)
+
+
+@pytest.mark.parametrize(("words", "is_told"), [(1001, True), (1000, False)])
+def test_state_that_no_axis_divides_is_told(words, is_told):
+    def step(w, ids):
+        gradient = jax.grad(lambda w: jnp.mean((w["table"][ids] @ w["up"]) ** 2))(w)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, w, gradient)
+
+    args = {"w": {"table": floats(words, 63), "up": floats(63, 512)}, "ids": jax.ShapeDtypeStruct((64,), jnp.int32)}
+    p = planned(step, args, EIGHT, {"x": [("ids", 0)]}, {"x": [("w['table']", 0), ("w['up']", 1)]})
+    found = [w for w in warned(p) if w.kind == "whole"]
+    assert len(found) == is_told
+    for w in found:
+        assert "w['table'], float32[1001, 63], lies whole on axis x: no dim of it divides into 8 parts" in w.message
+        assert "252 kB of each device" in w.message and "multiple of 8" in w.remedy

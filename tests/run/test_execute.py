@@ -72,6 +72,35 @@ def test_what_is_not_donated_stays(add):
     assert not y.is_deleted() and float(y[0, 0]) == 4
 
 
+def test_what_was_donated_before_is_refused_by_name(add):
+    x = ones()
+    add([x, ones()])
+    with pytest.raises(
+        ValueError, match=r"^x has been deleted, .*\(this step donates it\): give what that call returned"
+    ):
+        add([x, ones()])
+    y = ones()
+    y.delete()
+    with pytest.raises(ValueError, match=r"^y has been deleted, most likely by a call to which it was donated: give"):
+        add([ones(), y])
+
+
+@pytest.mark.parametrize("dtype", ["int2", "int4", "uint4", "float4_e2m1fn", "float8_e4m3fn"])
+def test_weights_of_few_bits(dtype):
+    scale = executable(
+        lambda x, y: x * y.astype(jnp.float32),
+        jax.ShapeDtypeStruct(SHAPE, jnp.float32),
+        jax.ShapeDtypeStruct(SHAPE, dtype),
+        pins={"x": (("d",), ()), "y": ((), ("d",))},
+    )
+    values = np.random.default_rng(0).integers(0, 2, SHAPE)
+    y = jnp.asarray(values, dtype)
+    for _ in range(2):  # on one device, then as it lies
+        (out,) = scale([ones(3.0), y])
+        assert np.array_equal(out, 3.0 * values)
+        y = jax.device_put(y, scale.shardings[1])
+
+
 def test_one_array_donated_and_read(add):
     x = ones()
     (out,) = add([x, x])
