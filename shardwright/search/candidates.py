@@ -108,10 +108,12 @@ def _parts(axes: Sequence[AxisPlan], position: int, c: int) -> int:
     return others * axes[position].size
 
 
-def neighbors(plan: AxisPlan, useful: Sequence[int]) -> list[tuple[int, ...]]:
-    """Compute lists one step away: a class more (in front or behind), a class less."""
-    lists = [plan.compute[:i] + plan.compute[i + 1 :] for i in range(len(plan.compute))]
+def neighbors(plan: AxisPlan, useful: Sequence[int]) -> dict[tuple[str, int], tuple[int, ...]]:
+    """Compute lists one step away: step → list. A class more (in front or behind), a class less."""
+    lists = {("less", c): tuple(x for x in plan.compute if x != c) for c in plan.compute}
     for c in useful:
         if c not in plan.compute:
-            lists += [(c, *plan.compute), (*plan.compute, c)]
-    return list(dict.fromkeys(lists))
+            lists["front", c] = (c, *plan.compute)
+            if plan.compute:
+                lists["behind", c] = (*plan.compute, c)
+    return lists

@@ -22,7 +22,8 @@ import functools
 import gc
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
+from typing import Any
 
 from shardwright.cluster import Cluster
 from shardwright.cost.estimate import Estimate, estimate
@@ -51,6 +52,8 @@ CLIMB_CLASSES = 6
 RESTS = (None, OPTIMIZER_ONLY, ALL_STATE)
 LARGE_INPUT = 0.01  # of all inputs' bytes: where one that is no state is as large, it may be cut like state
 REDUNDANCY = 1.5
+FAR = 1.2  # times the cost: a step that led there is not tried again in this climb. At 1.05 good plans were lost
+Step = tuple[Any, ...]  # of a climb: the axis and what changes on it
 PINNED = Mapping[str, tuple[tuple[str, ...] | None, ...]]
 
 
@@ -89,22 +92,46 @@ class _Search:
         self.large_input = any(leaf.role is Role.BATCH and leaf.aval.bytes >= least for leaf in program.inputs)
         self.rests: Sequence[frozenset[Role] | None] = RESTS
         self.priced: dict[tuple, Candidate] = {}
+        self.order_matters = len(cluster.links) > 1 or bool(cluster.torus) or bool(pins)
         self.useful = functools.cache(lambda size: useful_classes(classes, self.facts, size))
 
     def price(self, axes: Sequence[AxisPlan], partial_carries: bool = True, regather: bool = False) -> Candidate:
-        key = (tuple(axes), partial_carries, regather)
+        key = (self.same(axes), partial_carries, regather)
         if key not in self.priced:
             decision = Decision(tuple(axes), self.pins, partial_carries, regather)
             device = lowered_for(self.cluster, partition(self.program, self.classes, decision))
             self.priced[key] = Candidate(decision, device, estimate(self.program, device, self.cluster))
         return self.priced[key]
 
+    def same(self, axes: Sequence[AxisPlan]) -> Hashable:
+        """Equal for axes that cost the same: where all links are alike, in either order."""
+        if self.order_matters:
+            return tuple(axes)
+        return len(axes), frozenset((a.size, a.compute, a.store, a.rest) for a in axes)
+
     def score(self, c: Candidate) -> tuple:
         e = c.estimate
         over = max(0, e.memory.peak_bytes - self.limit)
-        cost = {"seconds": e.seconds, "memory": e.memory.peak_bytes, "bytes": e.bytes_sent}[self.objective]
         length = sum(3 * len(a.compute) + len(a.store) for a in c.decision.axes)  # what is only stored is simpler
-        return (over > 0, over, self._repeated(c), cost, e.seconds, e.memory.peak_bytes, length, len(c.decision.axes))
+        return (
+            over > 0,
+            over,
+            self._repeated(c),
+            self._cost(e),
+            e.seconds,
+            e.memory.peak_bytes,
+            length,
+            len(c.decision.axes),
+        )
+
+    def far(self, c: Candidate, best: Candidate) -> bool:
+        """Whether `c` costs so much more (where `best` is over the limit: memory) that no later step mends it."""
+        if best.estimate.memory.peak_bytes > self.limit:
+            return c.estimate.memory.peak_bytes > FAR * best.estimate.memory.peak_bytes
+        return self._cost(c.estimate) > FAR * self._cost(best.estimate)
+
+    def _cost(self, e: Estimate) -> float:
+        return {"seconds": e.seconds, "memory": e.memory.peak_bytes, "bytes": e.bytes_sent}[self.objective]
 
     def binds(self) -> bool:
         """Whether less memory is wanted than the best candidate takes that may take any."""
@@ -249,32 +276,41 @@ def _stored(s: _Search, axes: Sequence[AxisPlan], rests: Sequence[frozenset | No
 
 
 def _climb(s: _Search, start: Candidate) -> None:
-    best = start
+    """Steps that lead far from the best are not tried again further up."""
+    best, hopeless = start, set[Step]()
     for _ in range(MAX_ROUNDS):
-        better = min(_around(s, best), key=s.score, default=best)
+        found = _around(s, best, hopeless)
+        hopeless.update(step for step, c in found.items() if s.far(c, best))
+        better = min(found.values(), key=s.score, default=best)
         if s.score(better) >= s.score(best):
             return
         best = better
 
 
-def _around(s: _Search, at: Candidate) -> list[Candidate]:
-    """Every candidate one step away.
+def _around(s: _Search, at: Candidate, but: Set[Step]) -> dict[Step, Candidate]:
+    """Every candidate one step away, except by the steps `but`.
 
-    A class more or less on one axis, its state cut for other roles, accumulators reduced in every turn, gathers
-    repeated.
+    A class more or less on one axis, its state cut for other roles; where memory binds accumulators reduced in every
+    turn, and gathers repeated.
     """
     axes = at.decision.axes
     rests = [a.rest if a.store else None for a in axes]
-    found = []
+    partial, regather = at.decision.partial_carries, at.decision.regather
+    found: dict[Step, Candidate] = {}
     for i, plan in enumerate(axes):
         if plan.size == 1:
             continue
-        for compute in neighbors(plan, s.useful(plan.size)[:CLIMB_CLASSES]):
-            found.append(s.price(_stored(s, _with(axes, i, compute), rests)))
+        for step, compute in neighbors(plan, s.useful(plan.size)[:CLIMB_CLASSES]).items():
+            if (i, *step) not in but:
+                found[i, *step] = s.price(_stored(s, _with(axes, i, compute), rests))
         for rest in s.rests:
-            found.append(s.price(_stored(s, axes, [rest if j == i else r for j, r in enumerate(rests)])))
-    found.append(s.price(axes, not at.decision.partial_carries, at.decision.regather))
-    found.append(s.price(axes, at.decision.partial_carries, not at.decision.regather))
+            if (i, rest) not in but:
+                cut = _stored(s, axes, [rest if j == i else r for j, r in enumerate(rests)])
+                found[i, rest] = s.price(cut)
+    if s.binds() or not partial:
+        found["carries",] = s.price(axes, not partial, regather)
+    if s.binds() or regather:
+        found["regather",] = s.price(axes, partial, not regather)
     return found
 
 
