@@ -135,8 +135,12 @@ def bind_call(step: Callable, args: tuple, kwargs: dict[str, Any], options: Opti
     positions = [i for i, n in enumerate(names) if n not in static]
     values = tuple(args[i] for i in positions)
     keywords = {k: v for k, v in kwargs.items() if k not in static}
-    values, keywords, graph, update = nnx_bridge.split(values, keywords)
-    leaves, tree = _flattened(values, keywords, [names[i] for i in positions])
+    try:
+        values, keywords, graph, update = nnx_bridge.split(values, keywords)
+        leaves, tree = jax.tree_util.tree_flatten((values, keywords))
+    except ValueError:
+        _refuse_unsortable({**{names[i]: args[i] for i in positions}, **keywords})
+        raise
     traced = _traced(leaves, (values, keywords))
     others = [_TRACED if t else x for x, t in zip(leaves, traced, strict=True)]
     fixed = [a if names[i] in held else None for i, a in enumerate(args)]
@@ -279,20 +283,15 @@ def restore(extra: dict[str, Any], arrays: Sequence[Any]) -> Any:
     return jax.tree_util.tree_unflatten(extra["tree"], [next(position) if o is _TRACED else o for o in extra["others"]])
 
 
-def _flattened(values: tuple, keywords: dict[str, Any], names: Sequence[str]) -> tuple[list[Any], Any]:
-    """The leaves of the arguments and their tree."""
-    try:
-        return jax.tree_util.tree_flatten((values, keywords))
-    except ValueError:
-        for name, value in [*zip(names, values, strict=True), *keywords.items()]:
-            try:
-                jax.tree_util.tree_flatten(value)
-            except ValueError as error:
-                raise StepError(
-                    f"{name} is no pytree that jax takes apart: {error} The keys of a dict must sort: texts, or "
-                    "numbers, not both"
-                ) from error
-        raise
+def _refuse_unsortable(values: dict[str, Any]) -> None:
+    for name, value in values.items():
+        try:
+            jax.tree_util.tree_flatten(value)
+        except ValueError as error:
+            raise StepError(
+                f"{name} is no pytree that jax takes apart: {error} The keys of a dict must sort: texts, or "
+                "numbers, not both"
+            ) from error
 
 
 def _refuse_wrong(arguments: Any, names: Sequence[str]) -> None:
