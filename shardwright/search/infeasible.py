@@ -28,7 +28,7 @@ def infeasible_message(program: Program, solution: Solution, cluster: Cluster, l
         if size >= m.peak_bytes * 0.02:
             lines.append(f"The pin on {name} keeps {bytes_text(size)} ({size} bytes) whole on every device.")
     lines.append(
-        f"The nearest budget that works is memory={m.peak_bytes}; or use more devices, a smaller batch, or "
-        "jax.checkpoint."
+        f"The nearest budget that works is memory={m.peak_bytes}; or use more devices, a smaller batch, or more of the "
+        "step under jax.checkpoint."
     )
     return "\n".join(lines)
