@@ -22,7 +22,7 @@ import functools
 import gc
 import itertools
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from shardwright.cluster import Cluster
@@ -92,22 +92,15 @@ class _Search:
         self.large_input = any(leaf.role is Role.BATCH and leaf.aval.bytes >= least for leaf in program.inputs)
         self.rests: Sequence[frozenset[Role] | None] = RESTS
         self.priced: dict[tuple, Candidate] = {}
-        self.order_matters = len(cluster.links) > 1 or bool(cluster.torus) or bool(pins)
         self.useful = functools.cache(lambda size: useful_classes(classes, self.facts, size))
 
     def price(self, axes: Sequence[AxisPlan], partial_carries: bool = True, regather: bool = False) -> Candidate:
-        key = (self.same(axes), partial_carries, regather)
+        key = (tuple(axes), partial_carries, regather)
         if key not in self.priced:
             decision = Decision(tuple(axes), self.pins, partial_carries, regather)
             device = lowered_for(self.cluster, partition(self.program, self.classes, decision))
             self.priced[key] = Candidate(decision, device, estimate(self.program, device, self.cluster))
         return self.priced[key]
-
-    def same(self, axes: Sequence[AxisPlan]) -> Hashable:
-        """Equal for axes that cost the same: where all links are alike, in either order."""
-        if self.order_matters:
-            return tuple(axes)
-        return len(axes), frozenset((a.size, a.compute, a.store, a.rest) for a in axes)
 
     def score(self, c: Candidate) -> tuple:
         e = c.estimate
