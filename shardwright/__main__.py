@@ -1,6 +1,6 @@
 """`python -m shardwright`: the command line."""
 
-from shardwright.cli.main import main
+from shardwright.cli.main import enter
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    enter()

@@ -15,7 +15,7 @@ import jax
 from jax.sharding import Mesh
 
 from shardwright import _compat
-from shardwright._plan import CompiledStep, Plan, Planning, captured, make_plan, rebuild
+from shardwright._plan import CompiledStep, Plan, Planning, make_plan, rebuild
 from shardwright.cluster import Cluster, parse
 from shardwright.plan import files
 from shardwright.plan.amounts import bytes_text, seconds_text
@@ -23,6 +23,7 @@ from shardwright.plan.check import check
 from shardwright.plan.diff import Diff
 from shardwright.plan.diff import diff as _diff
 from shardwright.plan.record import PlanRecord
+from shardwright.program.again import Served, captured
 from shardwright.program.signature import Call, Options, argument_name, argument_of, bind_call, check_step, make_options
 from shardwright.report.recording import estimate_record
 from shardwright.run.certificate import Certificate
@@ -243,7 +244,7 @@ class Jitted:
         self.plan: Plan | None = None
         self.compiled: CompiledStep | None = None
         self._step, self._planning, self._options, self._verbose = step, planning, options, verbose
-        self._known: dict[Any, CompiledStep] = {}
+        self._known: dict[Any, tuple[CompiledStep, dict[str, Any]]] = {}
         functools.update_wrapper(self, step)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -257,11 +258,18 @@ class Jitted:
         values, tree = jax.tree_util.tree_flatten((call.args, call.kwargs))
         if any(isinstance(x, jax.core.Tracer | jax.ShapeDtypeStruct) for x in values):
             return self._not_run(call, values, args, kwargs)
-        key = tree, call.static, tuple(map(_compat.type_of, values)), _compat.trace_context()
-        compiled = self._known.get(key)
-        if compiled is None:
-            compiled = self._known[key] = self._compile(call)
-        return compiled.run(call, values)
+        arrays = tuple(map(_compat.type_of, values)), _compat.trace_context()
+        known = self._known.get((arrays, tree, call.static)) or self._again(arrays, call, tree)
+        if known is None:
+            known = self._known[arrays, tree, call.static] = self._compile(call)
+        compiled, extra = known
+        return compiled.run(call, values, extra)
+
+    def _again(self, arrays: tuple, call: Call, tree: Any) -> tuple[CompiledStep, dict[str, Any]] | None:
+        """A compiled step that serves although static parts are not equal: they make the same program."""
+        alike = (compiled for (kind, *_), (compiled, _) in self._known.items() if kind == arrays)
+        found = ((compiled, compiled.served.extra_of(call, tree)) for compiled in alike)
+        return next(((compiled, extra) for compiled, extra in found if extra is not None), None)
 
     def _not_run(self, call: Call, values: list[Any], args: tuple, kwargs: dict[str, Any]) -> Any:
         """Inside another transformation the step is traced with it; abstract arguments are refused."""
@@ -274,7 +282,7 @@ class Jitted:
             "plan without one is shardwright.plan"
         )
 
-    def _compile(self, call: Call) -> CompiledStep:
+    def _compile(self, call: Call) -> tuple[CompiledStep, dict[str, Any]]:
         name = getattr(self._step, "__name__", "step")
         before, start = self.plan, time.perf_counter()
         self._say(f"planning {name}" if before is None else f"planning {name} again: {_news(before, call)}")
@@ -286,7 +294,7 @@ class Jitted:
             f"{seconds_text(estimate.seconds)} and {bytes_text(estimate.memory.peak_bytes)} a device; compiling"
         )
         self.compiled = self.plan.compile()
-        return self.compiled
+        return self.compiled, self.plan.traced.call.extra
 
     def _say(self, text: str) -> None:
         if self._verbose:
@@ -304,4 +312,8 @@ def _news(before: Plan, call: Call) -> str:
             was = "new" if old is None else f"it was {old.dtype}{list(old.shape)}"
             changed.append(f"{name} is {aval.dtype}{list(aval.shape)} ({was})")
     more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-    return ", ".join(changed[:3]) + more if changed else "another static argument or structure"
+    if changed:
+        return ", ".join(changed[:3]) + more
+    return Served(before.traced.call, before.traced.program).news(
+        call, jax.tree_util.tree_structure((call.args, call.kwargs))
+    )

@@ -27,6 +27,7 @@ from shardwright.plan.check import check, check_program
 from shardwright.plan.decision import Decision
 from shardwright.plan.named import by_id
 from shardwright.plan.record import EstimateRecord, PlanRecord, PlanWarning
+from shardwright.program.again import Served, captured
 from shardwright.program.capture import capture
 from shardwright.program.ir import Program
 from shardwright.program.signature import Call, Options, argument_name, bind_call, restore, without_values
@@ -206,8 +207,7 @@ class CompiledStep:
         self.mesh = executable.mesh
         self.compiled = executable.compiled
         self._run = executable
-        self._call = plan.traced.call
-        self._tree = jax.tree_util.tree_structure((self._call.args, self._call.kwargs))
+        self.served = Served(plan.traced.call, plan.traced.program)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs one step. Inputs that do not lie as planned are put there; donated inputs are gone afterwards.
@@ -219,22 +219,24 @@ class CompiledStep:
         call = bind_call(t.step, args, kwargs, t.options)
         values, tree = jax.tree_util.tree_flatten((call.args, call.kwargs))
         self._check(call, values, tree)
-        return self.run(call, values)
+        extra = self.served.extra_of(call, tree)
+        if extra is None:
+            raise ValueError(
+                "a static argument, or a leaf that is not an array, is not the one that was planned: "
+                f"{self.served.news(call, tree)}; plan again for it (sw.jit does so by itself)"
+            )
+        return self.run(call, values, extra)
 
-    def run(self, call: Call, values: list[Any]) -> Any:
-        """As `__call__`, for a call that is known to be as planned, and its leaves."""
-        return call.finish(restore(self._call.extra, self._run(values)))
+    def run(self, call: Call, values: list[Any], extra: dict[str, Any]) -> Any:
+        """As `__call__`, for a call that is known to be as planned, its leaves and its result's `extra`."""
+        return call.finish(restore(extra, self._run(values)))
 
     def _check(self, call: Call, values: list[Any], tree: Any) -> None:
         program = self.plan.traced.program
-        if tree != self._tree or not all(_fits(x, leaf.aval) for x, leaf in zip(values, program.inputs, strict=True)):
+        same = tree == self.served.tree
+        if not same or not all(_fits(x, leaf.aval) for x, leaf in zip(values, program.inputs, strict=True)):
             named = jax.tree_util.tree_leaves_with_path((call.args, call.kwargs))
-            check_arguments(program, [argument_name(path, call.names) for path, _ in named], values, tree == self._tree)
-        if call.static != self._call.static:
-            raise ValueError(
-                "a static argument, or a leaf that is not an array, is not the one that was planned: plan again for it "
-                "(sw.jit does so by itself)"
-            )
+            check_arguments(program, [argument_name(path, call.names) for path, _ in named], values)
 
 
 def _fits(x: Any, aval: Any) -> bool:
@@ -277,11 +279,6 @@ class Planning:
         if self.memory is not None:
             parse_memory(self.memory)
         start_virtual_devices(self.cluster)
-
-
-def captured(call: Call) -> Program:
-    """The program of a call."""
-    return capture(call.step, call.args, call.kwargs, names=call.names, donated=call.donated)
 
 
 def make_plan(step: Callable, call: Call, options: Options, planning: Planning, like: Plan | None) -> Plan:

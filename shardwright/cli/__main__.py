@@ -1,8 +1,6 @@
 """`python -m shardwright.cli`, where the `shardwright` script is not on the path."""
 
-import sys
-
-from shardwright.cli.main import main
+from shardwright.cli.main import enter
 
 if __name__ == "__main__":
-    sys.exit(main())
+    enter()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
 import traceback
 from collections.abc import Sequence
 from types import ModuleType
+from typing import NoReturn
 
 import shardwright as sw
 from shardwright.cli import clusters, compile, plan, prove, train
@@ -36,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         outcome = _run(chosen)
     except KeyboardInterrupt:
         sys.stderr.write("\ninterrupted\n")
-        return 130
+        return Exit.INTERRUPTED
     except Exception as error:
         outcome = _failure(error)
         if outcome.code is Exit.INTERNAL:
@@ -47,6 +49,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return outcome.code
     print(to_json(outcome.facts) if chosen.json else outcome.text)
     return outcome.code
+
+
+def enter() -> NoReturn:
+    """The command: runs the command line and ends the process.
+
+    Interrupted, it ends at once: the back end's threads still run, and a shutdown around them can crash.
+    """
+    code = main()
+    if code == Exit.INTERRUPTED:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    raise SystemExit(code)
 
 
 def _run(chosen: argparse.Namespace) -> Outcome:

@@ -16,6 +16,7 @@ class Exit(enum.IntEnum):
     BAD_INPUT = 2
     INFEASIBLE = 3
     INTERNAL = 4
+    INTERRUPTED = 130
 
 
 EXIT_HELP = """exit codes:
@@ -23,7 +24,8 @@ EXIT_HELP = """exit codes:
   1  the proof failed: the plan does not compute what one device computes
   2  bad usage or bad input: an option, a file, the step or its arguments, a target whose compiler fails
   3  infeasible: no plan meets the memory limit
-  4  a bug of shardwright's own (with its traceback)"""
+  4  a bug of shardwright's own (with its traceback)
+  130  interrupted"""
 
 
 @dataclasses.dataclass(frozen=True)

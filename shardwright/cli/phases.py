@@ -18,6 +18,9 @@ def phase(title: str) -> Iterator[None]:
     try:
         yield
         ended = f"{time.perf_counter() - started:.1f} s"
+    except KeyboardInterrupt:
+        ended = "stopped"
+        raise
     finally:
         sys.stderr.write(f"{ended}\n")
         sys.stderr.flush()

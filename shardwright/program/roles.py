@@ -68,7 +68,7 @@ def _parameters(block: Block, carried: Sequence[int | None], state: set[int]) ->
     optimizer slots too (the norm of an update). One that reads a part of the model (an auxiliary loss) depends on
     less: a leaf that another result depends on, and the new value of every leaf found so far, one of them of another
     shape, is a parameter as well, for so does the gradient. Without such a result, a carried leaf is a parameter if a
-    carried leaf of another shape depends on it.
+    carried leaf of another shape depends on it; where that is true of none, all are.
     """
     arrays = sum(1 << i for i in state if block.invars[i].aval.shape and _is(block.invars[i].aval, np.inexact))
     batch = sum(1 << i for i, v in enumerate(block.invars) if i not in state and v.aval.shape)
@@ -81,7 +81,7 @@ def _parameters(block: Block, carried: Sequence[int | None], state: set[int]) ->
     news = {i: depends(a) & arrays for a, i in zip(block.outvars, carried, strict=True) if i is not None}
     shapes = [v.aval.shape for v in block.invars]
     if not results:
-        return {k for k in state if any(new >> k & 1 and shapes[i] != shapes[k] for i, new in news.items())}
+        return {k for k in state if any(new >> k & 1 and shapes[i] != shapes[k] for i, new in news.items())} or state
     loss = min(results, key=int.bit_count)
     found = {i for i in state if loss >> i & 1}
     return found | {

@@ -13,7 +13,7 @@ import functools
 import inspect
 import re
 import sys
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -89,7 +89,7 @@ class Call:
     kwargs: dict[str, Any]
     names: tuple[str, ...]
     donated: tuple[str, ...]
-    static: Hashable
+    static: tuple[Any, ...]
     step: Callable[..., Any]
     extra: dict[str, Any]
     finish: Callable[[Any], Any]

@@ -146,7 +146,7 @@ def lowerable(program: Program, device: DeviceProgram) -> Lowerable:
     )
 
 
-def check_arguments(program: Program, names: Sequence[str], values: Sequence[Any], same_tree: bool) -> None:
+def check_arguments(program: Program, names: Sequence[str], values: Sequence[Any]) -> None:
     """Refuses a call whose arguments are not those of the plan.
 
     Raises:
@@ -165,7 +165,7 @@ def check_arguments(program: Program, names: Sequence[str], values: Sequence[Any
         if shape != aval.shape or dtype != aval.dtype:
             lines.append(f"{name} is {dtype}{list(shape)}, the plan has {aval.dtype}{list(aval.shape)}")
     lines += [f"{name} of the plan was not given" for name in planned if name not in set(names)]
-    if lines or not same_tree:
+    if lines or list(names) != list(planned):
         listed = "\n  ".join(lines[:12] or ["the arguments have another structure"])
         raise ValueError(
             f"the arguments are not those that were planned:\n  {listed}\n"

@@ -220,3 +220,58 @@ def test_nnx_born_sharded_proven_saved_and_evaluated(tmp_path):
     assert sw.load_plan(tmp_path / "plan.json", nnx_step, model, optimizer, x, y).record == plan.record
     read = sw.plan(lambda model, x: model(x).sum(), model, x, like=plan)
     assert jax.tree.leaves(read.inputs[0]["first"]["kernel"]) == [P(None, "d")]
+
+
+# Functions that are made anew
+
+
+def test_objects_made_anew_are_served_by_the_plan_if_the_program_is_the_same():
+    (x, y), made = data(), []
+
+    def create(rate=0.1, features=CLASSES):
+        model = nnx.Linear(x.shape[1], features, rngs=nnx.Rngs(0))
+        made.append(optax.sgd(rate, momentum=0.9))  # new functions at every call
+        return model, nnx.Optimizer(model, made[-1], wrt=nnx.Param)
+
+    def step(model, optimizer, x, y):
+        value, grads = nnx.value_and_grad(lambda m: cross_entropy(m(x), y))(model)
+        optimizer.update(model, grads)
+        return value
+
+    reference = create()
+    expected = [step(*reference, x, y) for _ in range(2)]
+    plan = sw.plan(step, *create(), x, y, mesh={"d": 8}, cluster="cpu:8")
+    compiled, born = plan.compile(), plan.init(create)
+    assert_close([compiled(*born, x, y) for _ in range(2)], expected)
+    assert born[1].tx is made[-1], "the born optimizer keeps its own functions"
+    assert_close(nnx.state(born[0]), nnx.state(reference[0]))
+    run = sw.jit(step, mesh={"d": 8}, verbose=False, cache=False)
+    fresh = create()
+    with compilations() as count:
+        run(*create(), x, y)
+        assert count() > 0
+        first = count()
+        assert_close([run(*fresh, x, y) for _ in range(2)], expected)
+        assert count() == first, "the same program is not compiled again"
+    with pytest.raises(ValueError, match="nnx objects have another structure or hold other functions"):
+        compiled(*create(rate=0.2), x, y)
+
+
+def test_a_train_state_made_anew_is_served_by_the_plan():
+    model, (x, y) = nn.Dense(CLASSES), data()
+    create = lambda rate=0.1: train_state.TrainState.create(  # noqa: E731
+        apply_fn=model.apply, params=model.init(KEY, x), tx=optax.sgd(rate, momentum=0.9)
+    )
+
+    def step(state, x, y):
+        value, grads = jax.value_and_grad(lambda p: cross_entropy(state.apply_fn(p, x), y))(state.params)
+        return state.apply_gradients(grads=grads), value
+
+    expected, _ = jax.jit(step)(create(), x, y)
+    plan = sw.plan(step, create(), x, y, mesh={"d": 8}, cluster="cpu:8")
+    run, fresh = plan.compile(), create()
+    state, _ = run(fresh, x, y)
+    assert_close((state.params, state.opt_state), (expected.params, expected.opt_state))
+    assert state.tx is fresh.tx, "what is returned keeps the functions that were given"
+    with pytest.raises(ValueError, match="another structure, or hold other functions"):
+        run(create(0.2), x, y)

@@ -1,7 +1,9 @@
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import jax
@@ -260,3 +262,19 @@ def test_a_saved_plan_is_proven_in_a_process_of_its_own(program):
     assert proven.returncode == Exit.OK, proven.stderr
     certificate = json.loads(proven.stdout)
     assert certificate["ok"] and certificate["max_relative_error"] <= 1e-9 and certificate["rows"]
+
+
+def test_an_interrupted_run_ends_at_once(tmp_path):
+    program = Path(__file__).parents[2] / "examples" / "program.py"
+    command = [sys.executable, "-m", "shardwright", "prove", f"{program}:small", "--cluster", "cpu:8"]
+    environment = {**os.environ, "SHARDWRIGHT_CACHE": str(tmp_path), "XLA_FLAGS": ""}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:
+        said = b""
+        while b"Proving" not in said:  # the back end is at work from here on
+            said += process.stderr.read1()
+            assert process.poll() is None, said
+        while process.poll() is None:  # Python drops an interrupt that falls into a callback of its own
+            time.sleep(1)
+            process.send_signal(signal.SIGINT)
+        said += process.stderr.read()
+    assert process.returncode == Exit.INTERRUPTED and said.endswith(b"\ninterrupted\n"), said
