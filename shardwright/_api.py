@@ -7,6 +7,7 @@ import functools
 import os
 import sys
 import time
+import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -246,6 +247,10 @@ class Jitted:
         self._step, self._planning, self._options, self._verbose = step, planning, options, verbose
         self._known: dict[Any, tuple[CompiledStep, dict[str, Any]]] = {}
         functools.update_wrapper(self, step)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """As a method, of which `instance` is the first argument."""
+        return self if instance is None else types.MethodType(self, instance)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the step, planning first if these shapes or static arguments are new.

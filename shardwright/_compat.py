@@ -16,6 +16,7 @@ from jax._src import core as _core
 from jax._src import debugging as _debugging
 from jax._src import source_info_util as _source_info
 from jax._src import xla_bridge as _xla_bridge
+from jax._src.lax import lax as _lax
 
 JAX_VERSION: str = jax.__version__
 MISSING_PRIMITIVES = frozenset(
@@ -141,6 +142,11 @@ def type_of(x: Any) -> tuple[Any, ...]:
         return x.shape, x.dtype, x.aval.weak_type if hasattr(x.aval, "weak_type") else False
     like = abstract_like(x)
     return like.shape, like.dtype, like.weak_type
+
+
+def weakly_typed(x: Any) -> Any:
+    """`x` with a weak dtype: arithmetic with it takes the other operand's."""
+    return _lax._convert_element_type(x, x.dtype, weak_type=True)
 
 
 def abstract_like(x: Any) -> Any:

@@ -121,6 +121,11 @@ def _move(op: Move, inputs: list[Any], mesh: Mapping[str, int]) -> list[Any]:
 
 def _wait(x: Any, trigger: Any, mesh: Mapping[str, int]) -> Any:
     """`x`, by a choice that reads `trigger` and never takes the other side: a device's index is not negative."""
+    if _compat.is_extended(trigger.dtype):
+        trigger = jax.random.key_data(trigger)
+    if _compat.is_extended(x.dtype):
+        held = _wait(jax.random.key_data(x), trigger, mesh)
+        return jax.random.wrap_key_data(held, impl=jax.random.key_impl(x))
     first = lax.slice(trigger, (0,) * trigger.ndim, (1,) * trigger.ndim).reshape(())
     never = (block_index(tuple(mesh), mesh) < 0) & (first == np.ones((), first.dtype))
     return jnp.where(never, jnp.zeros((), x.dtype), x)

@@ -96,28 +96,27 @@ def _reductions_first(ops: Sequence[Op]) -> list[Op]:
 
 def _after(op: Op, other: Op, ops: list[Op]) -> Op:
     """`op`, of which the smallest operand waits for `other`."""
-    trigger = min((s for s in _results(other) if _is_plain(s)), key=lambda s: s.bytes)
-    able = [(x.bytes, i) for i, x in enumerate(op.inputs) if isinstance(x, Slot) and _is_plain(x)]
-    _, position = min(able)
-    x = op.inputs[position]
-    assert isinstance(x, Slot)
+    trigger = _smallest(_results(other))
+    x = _smallest([x for x in op.inputs if isinstance(x, Slot)])
+    position = op.inputs.index(x)
     held = Slot(x.aval, x.placement, x.shape)
     ops.append(Move("wait", (x, trigger), (held,), (), op.source, why="what must not run at the same time"))
     return dataclasses.replace(op, inputs=(*op.inputs[:position], held, *op.inputs[position + 1 :]))  # type: ignore[arg-type]
 
 
 def _results(op: Op) -> tuple[Slot, ...]:
-    """Results that are there only when `op` has ended: not what a loop passes through."""
+    """Results that are there only when `op` has ended: not what a loop, or every branch, passes through."""
     if not isinstance(op, Control):
         return op.outputs
     made = []
     bodies = op.bodies[1:] if op.equation.name == "while" else op.bodies
     for i, slot in enumerate(op.outputs):
-        ends = [body.outputs[i] for body in bodies]
-        if all(isinstance(end, Slot) and end not in body.inputs for end, body in zip(ends, bodies, strict=True)):
+        ends = ((body.outputs[i], body.inputs) for body in bodies)
+        if any(isinstance(end, Slot) and end not in inputs for end, inputs in ends):
             made.append(slot)
     return tuple(made)
 
 
-def _is_plain(slot: Slot) -> bool:
-    return slot.bytes > 0 and not _compat.is_extended(slot.aval.dtype)
+def _smallest(slots: Sequence[Slot]) -> Slot:
+    """The value that is least to copy; keys last."""
+    return min((s for s in slots if s.bytes), key=lambda s: (_compat.is_extended(s.aval.dtype), s.bytes))

@@ -18,6 +18,7 @@ from shardwright import _compat
 from shardwright.program.equal import merge_equal
 from shardwright.program.ir import Atom, Aval, Block, Equation, Literal, Source, Var
 from shardwright.program.loops import with_one_condition
+from shardwright.program.signature import StepError
 
 _CALLS = {
     "jit": "jaxpr",
@@ -46,11 +47,19 @@ def _aval(aval: Any) -> Aval:
     return Aval(shape, dtype, bool(getattr(aval, "weak_type", False)))
 
 
+def _constant(value: Any, aval: Any) -> Literal:
+    """A constant; one that lies on several devices is taken whole, for it may lie on other ones than the plan's."""
+    spread = isinstance(value, jax.Array) and value.is_fully_addressable and len(value.devices()) > 1
+    if spread and not _compat.is_extended(value.dtype):
+        value = np.asarray(value)
+    return Literal(value, _aval(aval))
+
+
 def _block(closed_jaxpr: Any, stack: Any, line: str = "") -> Block:
     jaxpr = closed_jaxpr.jaxpr
     env: dict[Any, Atom] = {}
     for var, value in zip(jaxpr.constvars, closed_jaxpr.consts, strict=True):
-        env[var] = Literal(value, _aval(var.aval))
+        env[var] = _constant(value, var.aval)
     invars = tuple(Var(_aval(v.aval)) for v in jaxpr.invars)
     env.update(zip(jaxpr.invars, invars, strict=True))
     equations: list[Equation] = []
@@ -74,6 +83,7 @@ def _inline(jaxpr: Any, env: dict[Any, Atom], stack: Any, out: list[Equation], l
         own = _compat.source_line(eqn.source_info) or line
         source = Source(str(scope), own, eqn.source_info.replace(name_stack=scope))
         inputs = tuple(read(v) for v in eqn.invars)
+        _refuse(eqn, own)
         if eqn.primitive.name in _CALLS:
             results = _call(eqn, inputs, scope, source, out)
         elif eqn.primitive.name == "custom_linear_solve":
@@ -93,6 +103,17 @@ def _inline(jaxpr: Any, env: dict[Any, Atom], stack: Any, out: list[Equation], l
     return tuple(read(v) for v in jaxpr.outvars)
 
 
+def _refuse(eqn: Any, line: str) -> None:
+    """Refuses what no plan can run."""
+    if any(isinstance(v.aval, jax.ref.AbstractRef) for v in (*eqn.invars, *eqn.outvars)):
+        what = "reads or writes a mutable array (jax.new_ref); return the new value instead, as in x = x.at[i].set(v)"
+    elif eqn.primitive.name == "shard_map":
+        what = "holds a manual jax.shard_map region, which knows its devices; write the step for one device"
+    else:
+        return
+    raise StepError(f"{f'{line}: ' if line else ''}the step {what}")
+
+
 def _call(eqn: Any, inputs: tuple[Atom, ...], scope: Any, source: Source, out: list[Equation]) -> tuple[Atom, ...]:
     inner = eqn.params[_CALLS[eqn.primitive.name]]
     closed = inner if hasattr(inner, "consts") else jax.extend.core.ClosedJaxpr(inner, ())
@@ -100,7 +121,7 @@ def _call(eqn: Any, inputs: tuple[Atom, ...], scope: Any, source: Source, out: l
         inputs = _barrier(inputs, source, out)
     env: dict[Any, Atom] = dict(zip(closed.jaxpr.invars, inputs, strict=True))
     for var, value in zip(closed.jaxpr.constvars, closed.consts, strict=True):
-        env[var] = Literal(value, _aval(var.aval))
+        env[var] = _constant(value, var.aval)
     return _inline(closed.jaxpr, env, scope, out, source.line)
 
 
@@ -120,9 +141,7 @@ def _solve(eqn: Any, inputs: tuple[Atom, ...], scope: Any, line: str, out: list[
     start = lengths.matvec + lengths.vecmat
     consts, b = inputs[start : start + lengths.solve], inputs[sum(lengths) :]
     env: dict[Any, Atom] = dict(zip(solver.jaxpr.invars, (*consts, *b), strict=True))
-    env.update(
-        (v, Literal(value, _aval(v.aval))) for v, value in zip(solver.jaxpr.constvars, solver.consts, strict=True)
-    )
+    env.update((v, _constant(value, v.aval)) for v, value in zip(solver.jaxpr.constvars, solver.consts, strict=True))
     return _inline(solver.jaxpr, env, scope, out, line)
 
 

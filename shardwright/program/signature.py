@@ -106,7 +106,7 @@ def _check_arguments(step: Callable, signature: inspect.Signature | None, args: 
         raise StepError(f"{name}{signature} was given arguments that it does not take: {error}") from None
 
 
-_ARRAYS = (jax.Array, np.ndarray, np.generic, bool, int, float, complex, jax.ShapeDtypeStruct)
+_ARRAYS = (jax.Array, jax.Ref, np.ndarray, np.generic, bool, int, float, complex, jax.ShapeDtypeStruct)
 
 
 def is_array(x: Any) -> bool:
@@ -309,6 +309,8 @@ def _wrong(x: Any) -> str:
             )
         if x.dtype.char in "gG":
             return f"a NumPy array of dtype {x.dtype}, which jax does not have; convert it to float64 or float32"
+    elif isinstance(x, jax.Ref):
+        return "a mutable array (jax.new_ref); pass its value and return the new one"
     elif type(x) is int:
         limits = np.iinfo(jax.dtypes.canonicalize_dtype(np.int64))
         if not limits.min <= x <= limits.max:

@@ -29,7 +29,6 @@ _FOREIGN = {
     "pallas_call": "a Pallas kernel has its own dtypes",
     "pure_callback": "a Python callback has its own dtypes",
     "io_callback": "a Python callback has its own dtypes",
-    "shard_map": "a manual region has its own dtypes",
     "run_state": "a region with mutable arrays has its own dtypes",
 }
 _FLOAT64_BITS = {"exponent_bits": 11, "mantissa_bits": 52}

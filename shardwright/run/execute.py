@@ -106,7 +106,7 @@ def compile_program(program: Program, device: DeviceProgram, mesh: Mesh) -> Exec
     results = tuple(named(_placement(o)) for o in device.block.outputs)
     donate = tuple(i for i, leaf in enumerate(program.inputs) if leaf.donated)
     step = jax.jit(
-        emit(device, mesh),
+        _with_weak_results(emit(device, mesh), [leaf.aval.weak_type for leaf in program.outputs]),
         in_shardings=shardings,
         out_shardings=results,
         donate_argnums=donate,
@@ -118,6 +118,12 @@ def compile_program(program: Program, device: DeviceProgram, mesh: Mesh) -> Exec
         compiled = step.lower(*abstract).compile()
     ahead = _compat.takes_ahead_of_time(leaf.aval.dtype for leaf in program.inputs)
     return Executable(program, mesh, shardings, compiled, compiled if ahead else _under(mesh, step))
+
+
+def _with_weak_results(fn: Callable[..., Any], weak: Sequence[bool]) -> Callable[..., Any]:
+    if not any(weak):
+        return fn
+    return lambda *v: tuple(_compat.weakly_typed(x) if w else x for x, w in zip(fn(*v), weak, strict=True))
 
 
 def _under(mesh: Mesh, step: Callable[..., Any]) -> Callable[..., Any]:

@@ -88,6 +88,8 @@ def prove_device(
     """As `prove_program`, for a per-device program that is given."""
     if steps < 1:
         raise ValueError(f"a proof takes at least one step, and {steps} were asked for")
+    if not program.outputs:
+        raise ValueError("the step returns no arrays, so there is nothing to prove")
     warn_of_callbacks(program, mesh)
     inputs = Inputs(program, flat_args, seed)
     jumps = find_jumps(program, device)

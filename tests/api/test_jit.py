@@ -262,3 +262,69 @@ def test_a_plan_keeps_no_array_alive():
     gc.collect()
     assert held() is None
     assert not any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(plan.traced.call.args))
+
+
+def test_as_a_method():
+    @jax.tree_util.register_static
+    class Scale:
+        @functools.partial(sw.jit, verbose=False)
+        def apply(self, x):
+            return x * 2
+
+    assert_close(Scale().apply(jnp.arange(8.0)), jnp.arange(8.0) * 2)
+
+
+def test_results_keep_their_weak_dtypes():
+    rate, scaled, five = sw.jit(lambda rate, x: (rate * 0.9, x * rate, 5.0), verbose=False)(0.1, jnp.ones(8))
+    assert rate.weak_type and five.weak_type and not scaled.weak_type
+    assert (jnp.ones(3, jnp.bfloat16) * five).dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("kind", [jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit])
+@pytest.mark.parametrize("count", [4, 8])
+def test_a_closed_over_array_may_lie_on_other_devices(kind, count):
+    mesh = jax.make_mesh((count,), ("q",), axis_types=(kind,), devices=jax.devices()[:count])
+    table = jax.random.normal(jax.random.key(0), (64, 8))
+    spread = jax.device_put(table, jax.NamedSharding(mesh, P("q")))
+    x = jnp.arange(128.0).reshape(16, 8) / 128
+    assert_close(sw.jit(lambda x: spread @ x.T, cluster="cpu:8", verbose=False)(x), table @ x.T)
+
+
+# What no plan can run
+
+
+def _new_ref(x):
+    ref = jax.new_ref(x)
+    ref[...] = ref[...] * 2
+    return ref[...]
+
+
+def _ref_in_a_loop(x):
+    ref = jax.new_ref(jnp.zeros(8))
+    jax.lax.fori_loop(0, 8, lambda i, _: ref.__setitem__(..., ref[...] + x[i]), None)
+    return ref[...]
+
+
+@pytest.mark.parametrize("step", [_new_ref, _ref_in_a_loop])
+def test_mutable_arrays_are_refused_with_their_line(step):
+    with pytest.raises(ValueError, match=r"test_jit.py:\d+.*the step reads or writes a mutable array"):
+        sw.plan(step, jnp.ones((8, 8)), cluster="cpu:8")
+
+
+def test_a_closed_over_mutable_array_is_refused():
+    ref = jax.new_ref(jnp.zeros(8))
+    with pytest.raises(ValueError, match="mutable array"):
+        sw.plan(lambda x: (ref.__setitem__(..., x), x * 2)[1], jnp.ones(8), cluster="cpu:8")
+
+
+def test_a_manual_region_is_refused_with_its_line():
+    mesh = grid(q=8)
+    total = jax.shard_map(lambda x: jax.lax.psum(x.sum(), "q"), mesh=mesh, in_specs=P("q"), out_specs=P())
+    with pytest.raises(ValueError, match=r"test_jit.py:\d+.*manual jax.shard_map region"):
+        sw.plan(lambda x: total(x), jnp.ones(8), cluster="cpu:8")
+
+
+def test_a_step_without_arrays_in_its_result_proves_nothing():
+    plan = sw.plan(lambda x: (), jnp.ones(8), cluster="cpu:8")
+    with pytest.raises(ValueError, match="returns no arrays, so there is nothing to prove"):
+        sw.prove(plan, lambda x: (), jnp.ones(8))

@@ -114,3 +114,46 @@ def test_many_runs_agree():
     for _ in range(10):
         for got, want in zip(fn(*args), wanted, strict=True):
             np.testing.assert_allclose(got, want, rtol=2e-4, atol=2e-4)
+
+
+# What a branch passes through, and loops of keys alone
+
+
+def gradient(w, x):
+    return jax.grad(lambda w: jnp.mean(jnp.tanh(x @ w) ** 2))(w)
+
+
+def update_or_keep(state, x, ok):
+    a, b = state
+    a = jax.lax.cond(ok, lambda w: w - gradient(w, x), lambda w: w, a)
+    return a, b - gradient(b, x)
+
+
+def update_either(state, x, ok):
+    a, b = state
+    a = jax.lax.cond(ok, lambda w: w - gradient(w, x), lambda w: w, a)
+    return a, jax.lax.cond(ok, lambda w: w, lambda w: w - gradient(w, x), b)
+
+
+def draws_of_a_loop(state, x, ok):
+    def turn(key, row):
+        key = jax.random.split(jax.random.fold_in(key, jnp.sum(row > 0)))[0]
+        return key, None
+
+    key, _ = jax.lax.scan(turn, jax.random.key(0), x)
+    other, _ = jax.lax.scan(turn, jax.random.key(1), x)
+    return jax.tree.map(lambda w: w + jax.random.normal(key, w.shape) * jax.random.normal(other, w.shape), state)
+
+
+@pytest.mark.parametrize("ok", [True, False])
+@pytest.mark.parametrize("step", [update_or_keep, update_either, draws_of_a_loop])
+def test_branches_that_keep_and_loops_of_keys(step, ok):
+    rng = np.random.default_rng(0)
+    state = tuple(rng.normal(size=(8, 8)).astype(np.float32) for _ in range(2))
+    x = rng.normal(size=(64, 8)).astype(np.float32)
+    pins = {"x": P(None, "x")} if step is draws_of_a_loop else {"x": P("x")}
+    plan = sw.plan(step, state, x, ok, cluster="cpu:8", mesh={"x": 8}, pins=pins)
+    if step is not draws_of_a_loop:
+        assert any(isinstance(op, Move) and op.kind == "wait" for op in plan.traced.device.block.ops)
+    for got, wanted in zip(plan.compile()(state, x, ok), jax.jit(step)(state, x, ok), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)

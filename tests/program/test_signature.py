@@ -217,3 +217,8 @@ def test_a_dict_whose_keys_do_not_sort_is_refused_by_name(module):
     pytest.importorskip(module)
     with pytest.raises(StepError, match=r"^state is no pytree that jax takes apart: .* The keys of a dict must sort"):
         bind(lambda state, x: x, {"w": X, 1: X}, X)
+
+
+def test_a_mutable_array_among_the_arguments_is_refused_by_name():
+    with pytest.raises(StepError, match=r"^state\['count'\] is a mutable array \(jax.new_ref\); pass its value"):
+        bind(lambda state, x: x, {"count": jax.new_ref(X)}, X)
