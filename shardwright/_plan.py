@@ -189,6 +189,8 @@ class Plan:
           ValueError: what it returns is no argument of the step; the message lists both.
         """
         t = self.traced
+        if not callable(init_fn):
+            raise ValueError(f"init was given {init_fn!r}, a {type(init_fn).__name__}; a function was wanted")
         mesh = self.attached_mesh(devices)
         call = bind_call(init_fn, args, {}, Options())
         program = without_state(capture(call.step, call.args, call.kwargs, names=call.names))

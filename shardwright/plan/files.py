@@ -82,6 +82,8 @@ def load(path: str | os.PathLike[str]) -> PlanRecord:
 
 
 def _json(path: str | os.PathLike[str]) -> Any:
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"{path}: there is no such file; give the path of one that Plan.save wrote")
     raw = Path(path).read_bytes()
     try:
         return json.loads(raw.decode("utf-8"))

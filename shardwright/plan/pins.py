@@ -78,6 +78,21 @@ def _free_or_literal(node: ast.expr) -> Any:
     return ast.literal_eval(node)
 
 
+def check_written(pins: Mapping[str, Any]) -> None:
+    """Refuses pins that cannot be read, by the leaf's name.
+
+    Raises:
+        ValueError: A key is no name, or a value is not what `parse_pin_spec` takes.
+    """
+    for name, spec in pins.items():
+        if not isinstance(name, str):
+            raise ValueError(f"pins: {name!r} is a {type(name).__name__}, a leaf's name was wanted, as \"state['w']\"")
+        try:
+            parse_pin_spec(spec)
+        except ValueError as error:
+            raise ValueError(f"pins[{name!r}]: {error}") from None
+
+
 def resolve_pins(pins: Mapping[str, Any], leaves: Sequence[Leaf], mesh: Mapping[str, int]) -> dict[str, Pin]:
     """Pins as a `Decision` holds them, one entry a dim.
 

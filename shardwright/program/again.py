@@ -14,7 +14,7 @@ import jax
 from shardwright.program.capture import capture
 from shardwright.program.equal import same_program
 from shardwright.program.ir import Program
-from shardwright.program.signature import Call
+from shardwright.program.signature import Call, StepError
 
 MOST = 16  # kinds of static parts that are kept
 
@@ -43,7 +43,11 @@ class Served:
         if kind == (self.tree, self._call.static):
             return self._call.extra
         if kind not in self._extras:
-            if not same_program(captured(call), self._program):
+            try:
+                program = captured(call)
+            except StepError:  # it is not for these arguments
+                return None
+            if not same_program(program, self._program):
                 return None
             if len(self._extras) == MOST:
                 self._extras.pop(next(iter(self._extras)))

@@ -103,7 +103,10 @@ def _check_arguments(step: Callable, signature: inspect.Signature | None, args: 
         signature.bind(*args, **kwargs)
     except TypeError as error:
         name = getattr(step, "__name__", "the step")
-        raise StepError(f"{name}{signature} was given arguments that it does not take: {error}") from None
+        taken = signature.parameters
+        unknown = [] if any(p.kind is p.VAR_KEYWORD for p in taken.values()) else [k for k in kwargs if k not in taken]
+        more = f"; it has no {' and no '.join(map(repr, unknown))}" if unknown else ""
+        raise StepError(f"{name}{signature} was given arguments that it does not take: {error}{more}") from None
 
 
 _ARRAYS = (jax.Array, jax.Ref, np.ndarray, np.generic, bool, int, float, complex, jax.ShapeDtypeStruct)

@@ -30,6 +30,8 @@ def init_targets(program: Program, planned: Sequence[LeafRecord], step: Program)
       ValueError: if they are not.
     """
     wanted = [(leaf.aval.shape, leaf.aval.dtype) for leaf in program.outputs]
+    if not wanted and step.inputs:
+        raise ValueError("the init function returns no arrays; return what the step takes as its state")
     given = [(leaf.aval.shape, leaf.aval.dtype) for leaf in step.inputs]
     starts = [0, *(i for i in range(1, len(given)) if argument_of(planned[i].name) != argument_of(planned[i - 1].name))]
     for start in starts:

@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from shardwright.cluster import Cluster
 from shardwright.partition.pinned import check_pins, pin_of, pins_of
-from shardwright.plan.pins import Pin, parse_pin_spec, resolve_pins
+from shardwright.plan.pins import Pin, check_written, parse_pin_spec, resolve_pins
 from shardwright.plan.record import PlanRecord
 from shardwright.program.ir import Leaf, Program, Role
 from shardwright.program.signature import Call, argument_name
@@ -66,6 +66,7 @@ def gather_given(
     """
     if pins is not None and not isinstance(pins, Mapping):
         raise ValueError(f"pins={pins!r} is a {type(pins).__name__}; give leaf name → PartitionSpec")
+    check_written(pins or {})
     notes = []
     lying = _lying(call)
     strange = [name for name, (own, _) in lying.items() if elsewhere is not None and not _is_of(own, elsewhere)]
@@ -137,7 +138,11 @@ def _sizes(mesh: Any) -> dict[str, int]:
         )
     given = dict(mesh if isinstance(mesh, Mapping) else mesh.shape)
     for axis, size in given.items():
-        if not isinstance(axis, str) or isinstance(size, bool) or not hasattr(size, "__index__") or int(size) < 1:
+        if not isinstance(axis, str) or not axis:
+            raise ValueError(
+                f"mesh={given}: {axis!r} is no name of an axis; name each by a text, as in mesh={{'d': 2, 't': 4}}"
+            )
+        if isinstance(size, bool) or not hasattr(size, "__index__") or int(size) < 1:
             raise ValueError(
                 f"mesh={given}: axis {axis!r} has the size {size!r}; every axis has a name and a whole size of at "
                 "least 1, as in mesh={'d': 2, 't': 4}"

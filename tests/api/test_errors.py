@@ -298,7 +298,7 @@ def test_s29_a_pin_that_breaks_the_budget_is_named_with_its_bytes():
         ({"d": 0, "t": 8}, "axis 'd' has the size 0"),
         ({"d": 2.5}, "axis 'd' has the size 2.5"),
         ({"d": True}, "axis 'd' has the size True"),
-        ({1: 8}, "axis 1 has the size 8"),
+        ({1: 8}, "1 is no name of an axis"),
         ({}, "has no axes"),
         (8, "is a int; give axis → size"),
         ((2, 4), "is a tuple; give axis → size"),
@@ -397,3 +397,30 @@ def test_an_unknown_objective():
 
 def test_errors_are_value_errors():
     assert issubclass(sw.InfeasibleError, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("why", "given"),
+    [
+        (r"^pins: 3 is a int, a leaf's name was wanted", {"pins": {3: P("x")}}),
+        (r"^pins\['x'\]: The pin None is a NoneType, a PartitionSpec was wanted", {"pins": {"x": None}}),
+        (r"^pins\['x'\]: The pin .* names mesh axis x twice", {"pins": {"x": P("x", "x")}}),
+        (r"^mesh={1: 8}: 1 is no name of an axis", {"mesh": {1: 8}}),
+        (r"^mesh={'': 8}: '' is no name of an axis", {"mesh": {"": 8}}),
+    ],
+)
+def test_pins_and_meshes_that_cannot_be_read(why, given):
+    refused(why, lambda: sw.plan(lambda x: x * 2, jnp.ones((8, 8)), **{"mesh": {"x": 8}, **given}))
+
+
+def test_a_keyword_that_the_step_does_not_have_is_named():
+    refused("it has no 'bacth'", lambda: sw.plan(lambda x, batch: x * batch, jnp.ones(8), bacth=jnp.ones(8)))
+
+
+def test_what_is_no_device_no_function_and_no_file(tmp_path):
+    plan = sw.plan(lambda x: x * 2, jnp.ones(8), cluster="cpu:8")
+    refused("'c' is no device; give some of jax.devices()", lambda: plan.compile(devices="cpu"))
+    refused("init was given 'x', a str; a function was wanted", lambda: plan.init("x"))
+    refused("the init function returns no arrays", lambda: plan.init(lambda: None))
+    with pytest.raises(FileNotFoundError, match="there is no such file; give the path"):
+        sw.load_plan(tmp_path / "none.json")

@@ -137,7 +137,7 @@ def test_a_saved_plan_and_another_cluster_exclude_each_other(capsys, program):
 @pytest.mark.parametrize("subcommand", ["compile", "prove"])
 def test_a_saved_plan_that_is_none_exits_with_2(capsys, program, tmp_path, subcommand):
     code, _, err = outcome(capsys, subcommand, program, "--plan", "plan.json")
-    assert code == Exit.BAD_INPUT and "error: plan.json: No such file or directory" in err
+    assert code == Exit.BAD_INPUT and "error: plan.json: there is no such file" in err
     (tmp_path / "plan.json").write_text("{")
     code, _, err = outcome(capsys, subcommand, program, "--plan", "plan.json")
     assert code == Exit.BAD_INPUT and "plan.json cannot be read as JSON" in err
