@@ -57,7 +57,7 @@ def abstract_mesh(axes: Mapping[str, int]) -> AbstractMesh:
 def first_devices(axes: Mapping[str, int], devices: Sequence[Any] | None = None) -> list[Any]:
     """As many devices as a mesh has."""
     given = jax.devices() if devices is None else list(devices)
-    strange = next((d for d in given if not isinstance(d, jax.Device)), None)
+    strange = next((d for d in given if not hasattr(d, "platform")), None)
     if strange is not None:
         raise ValueError(f"devices={devices!r}: {strange!r} is no device; give some of jax.devices()")
     needed = math.prod(axes.values())

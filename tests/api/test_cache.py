@@ -24,7 +24,7 @@ def searches(monkeypatch):
 class _NotCompiled:
     """In the place of a compiled step: most tests here ask for plans alone."""
 
-    def run(self, call, values):
+    def run(self, call, values, extra):
         return None, None
 
 
