@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import traceback as _traceback
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import jax
@@ -142,6 +142,11 @@ def type_of(x: Any) -> tuple[Any, ...]:
         return x.shape, x.dtype, x.aval.weak_type if hasattr(x.aval, "weak_type") else False
     like = abstract_like(x)
     return like.shape, like.dtype, like.weak_type
+
+
+def unconstrained_dims(params: Any) -> Collection[int]:
+    """Of a sharding constraint the dims that it leaves free, where its spec does not say so (jax up to 0.12.0)."""
+    return params.get("unconstrained_dims", ())
 
 
 def weakly_typed(x: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 from jax.sharding import PartitionSpec
 
+from shardwright import _compat
 from shardwright.plan.placement import Placement, with_dim
 from shardwright.program.ir import Equation, Program, walk
 
@@ -46,7 +47,8 @@ def _said(eqn: Equation) -> Pin:
         )
     entries = [_axes(e) for e in sharding.spec]
     entries += [()] * (ndim - len(entries))
-    return tuple(None if dim in eqn.params["unconstrained_dims"] else axes for dim, axes in enumerate(entries))
+    free = _compat.unconstrained_dims(eqn.params)
+    return tuple(None if dim in free else axes for dim, axes in enumerate(entries))
 
 
 def _axes(entry: Any) -> tuple[str, ...] | None:
