@@ -68,7 +68,7 @@ class Served:
         for a, b in zip(others, new_others, strict=False):
             if a != b:
                 return f"a leaf that is not an array is {_short(b)}, it was {_short(a)}"
-        return "another number of leaves are not arrays"
+        return "other leaves are not arrays" if len(others) != len(new_others) else "jax's settings are others"
 
 
 def _short(static: Any) -> str:
