@@ -19,9 +19,11 @@ from jax._src import xla_bridge as _xla_bridge
 from jax._src.lax import lax as _lax
 
 JAX_VERSION: str = jax.__version__
-MISSING_PRIMITIVES = frozenset(
-    name for name in ("log2", "one_minus_square", "polynomial") if not hasattr(jax.lax, f"{name}_p")
-)
+_NEW_ELEMENTWISE = (
+    "acospi", "asinpi", "atan2pi", "atanpi", "cospi", "exp2m1", "fma", "fmuladd", "log2", "log2p1", "one_minus_square",
+    "sinpi", "tanpi",
+)  # fmt: skip
+MISSING_PRIMITIVES = frozenset(name for name in (*_NEW_ELEMENTWISE, "polynomial") if not hasattr(jax.lax, f"{name}_p"))
 """Those of jax 0.12 that the installed one does not have."""
 _JAX = os.path.dirname(jax.__file__) + os.sep
 # Files, notebooks' cells among them, and what is typed at a prompt; not code that is frozen or made at run time.
@@ -129,6 +131,16 @@ def bind(primitive: Any, values: Any, params: dict[str, Any]) -> Any:
 
 _EFFECTFUL = frozenset({"debug_callback", "debug_print", "io_callback", "run_state", "check"})
 optimization_barrier = jax.make_jaxpr(jax.lax.optimization_barrier)(0.0).eqns[0].primitive
+
+
+def expanded(primitive: Any, params: Any) -> Any:
+    """The closed jaxpr that jax 0.12.1's `call_hi_primitive` stands for; None for any other primitive."""
+    if primitive.name != "call_hi_primitive":
+        return None
+    high = params["_prim"]
+    leaves = jax.tree_util.tree_leaves
+    avals = [abstract(a.shape, a.dtype, a.weak_type) for a in high.in_avals_flat]
+    return jax.make_jaxpr(lambda *flat: leaves(high.expand(*jax.tree_util.tree_unflatten(high.in_tree, flat))))(*avals)
 
 
 def abstract(shape: tuple[int, ...], dtype: Any, weak_type: bool = False) -> Any:

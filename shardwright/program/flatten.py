@@ -84,8 +84,17 @@ def _inline(jaxpr: Any, env: dict[Any, Atom], stack: Any, out: list[Equation], l
         source = Source(str(scope), own, eqn.source_info.replace(name_stack=scope))
         inputs = tuple(read(v) for v in eqn.invars)
         _refuse(eqn, own)
-        if eqn.primitive.name in _CALLS:
-            results = _call(eqn, inputs, scope, source, out)
+        high = _compat.expanded(eqn.primitive, eqn.params)
+        if high is not None:
+            start = len(out)
+            results = _call(high, inputs, scope, source, out)
+            out[start:] = [dataclasses.replace(made, source=source) for made in out[start:]]
+        elif eqn.primitive.name in _CALLS:
+            inner = eqn.params[_CALLS[eqn.primitive.name]]
+            closed = inner if hasattr(inner, "consts") else jax.extend.core.ClosedJaxpr(inner, ())
+            if eqn.params.get("differentiated") and eqn.params.get("prevent_cse"):
+                inputs = _barrier(inputs, source, out)
+            results = _call(closed, inputs, scope, source, out)
         elif eqn.primitive.name == "custom_linear_solve":
             results = _solve(eqn, inputs, scope, own, out)
         elif _is_identity(eqn):
@@ -114,11 +123,7 @@ def _refuse(eqn: Any, line: str) -> None:
     raise StepError(f"{f'{line}: ' if line else ''}the step {what}")
 
 
-def _call(eqn: Any, inputs: tuple[Atom, ...], scope: Any, source: Source, out: list[Equation]) -> tuple[Atom, ...]:
-    inner = eqn.params[_CALLS[eqn.primitive.name]]
-    closed = inner if hasattr(inner, "consts") else jax.extend.core.ClosedJaxpr(inner, ())
-    if eqn.params.get("differentiated") and eqn.params.get("prevent_cse"):
-        inputs = _barrier(inputs, source, out)
+def _call(closed: Any, inputs: tuple[Atom, ...], scope: Any, source: Source, out: list[Equation]) -> tuple[Atom, ...]:
     env: dict[Any, Atom] = dict(zip(closed.jaxpr.invars, inputs, strict=True))
     for var, value in zip(closed.jaxpr.constvars, closed.consts, strict=True):
         env[var] = _constant(value, var.aval)
