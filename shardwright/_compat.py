@@ -19,11 +19,11 @@ from jax._src import xla_bridge as _xla_bridge
 from jax._src.lax import lax as _lax
 
 JAX_VERSION: str = jax.__version__
-_NEW_ELEMENTWISE = (
+_NEW_PRIMITIVES = (
     "acospi", "asinpi", "atan2pi", "atanpi", "cospi", "exp2m1", "fma", "fmuladd", "log2", "log2p1", "one_minus_square",
-    "sinpi", "tanpi",
+    "polynomial", "sinpi", "tanpi",
 )  # fmt: skip
-MISSING_PRIMITIVES = frozenset(name for name in (*_NEW_ELEMENTWISE, "polynomial") if not hasattr(jax.lax, f"{name}_p"))
+MISSING_PRIMITIVES = frozenset(name for name in _NEW_PRIMITIVES if not hasattr(jax.lax, f"{name}_p"))
 """Those of jax 0.12 that the installed one does not have."""
 _JAX = os.path.dirname(jax.__file__) + os.sep
 # Files, notebooks' cells among them, and what is typed at a prompt; not code that is frozen or made at run time.

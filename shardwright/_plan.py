@@ -28,7 +28,6 @@ from shardwright.plan.decision import Decision
 from shardwright.plan.named import by_id
 from shardwright.plan.record import EstimateRecord, PlanRecord, PlanWarning
 from shardwright.program.again import Served, captured
-from shardwright.program.capture import capture
 from shardwright.program.ir import Program
 from shardwright.program.signature import Call, Options, argument_name, bind_call, restore, without_values
 from shardwright.report.candidates import searched_of
@@ -193,7 +192,7 @@ class Plan:
             raise ValueError(f"init was given {init_fn!r}, a {type(init_fn).__name__}; a function was wanted")
         mesh = self.attached_mesh(devices)
         call = bind_call(init_fn, args, {}, Options())
-        program = without_state(capture(call.step, call.args, call.kwargs, names=call.names))
+        program = without_state(captured(call))
         targets = init_targets(program, self.record.program.inputs, t.program)
         classes, decision = init_decision(program, targets, t.decision)
         device = partition(program, classes, decision)
